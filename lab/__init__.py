@@ -1,0 +1,3 @@
+"""A multi-node lab for PyTorch."""
+
+__version__ = "0.1.0"

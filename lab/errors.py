@@ -1,0 +1,21 @@
+"""The one error that ends a command with a message instead of a traceback, and the exit codes."""
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class LabError(Exception):
+    """Something the user can put right. The message says what is wrong and how.
+
+    Attributes:
+        exit_code: what the process ends with: 2 for wrong usage or input, 1 for everything else.
+    """
+
+    exit_code = EXIT_FAILURE
+
+
+class UsageError(LabError, ValueError):
+    """The command line or an input file is wrong; nothing was started."""
+
+    exit_code = EXIT_USAGE

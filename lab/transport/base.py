@@ -1,0 +1,75 @@
+"""What a place to run must be able to do: the only thing that differs between local and docker.
+
+The run controller speaks to nodes through a `Transport` and to the command it started there
+through a `Channel`, and knows nothing else about where they are.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, Protocol
+
+from lab.topology import Node, Topology
+
+StreamName = Literal["out", "err"]
+Progress = Callable[[str], None]
+"""Told one short line whenever a long step begins (`building the node image`)."""
+
+
+class Channel(Protocol):
+    """A command that runs on a node, seen through its three standard streams."""
+
+    def send(self, data: bytes) -> None:
+        """Write to the command's stdin; does nothing when the command has closed it."""
+
+    def close_stdin(self) -> None:
+        """End the command's stdin. An agent takes this as the order to end its ranks."""
+
+    def output(self) -> Iterator[tuple[StreamName, bytes]]:
+        """Chunks of stdout and stderr as they come, until both have ended."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The command's exit status (128 + n where signal n ended it).
+
+        Raises:
+            TimeoutError: it still runs after `timeout` seconds.
+        """
+
+    def close(self) -> None:
+        """Let go of the streams; on a node of this machine also end the command."""
+
+
+class Transport(Protocol):
+    """The nodes of one topology, in one kind of place."""
+
+    topology: Topology
+
+    def up(self, progress: Progress, run_id: str | None = None) -> None:
+        """Bring all nodes up; does nothing to those that are up already and as the topology says.
+
+        `run_id` names the run that wants them, where no `lab up` asked for them to stay.
+        """
+
+    def down(self, progress: Progress) -> None:
+        """Remove all nodes and everything that was made for them."""
+
+    def start(
+        self,
+        node: Node,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        tty: bool = False,
+    ) -> Channel:
+        """Start a command on a node. `cwd` defaults to the caller's working directory there."""
+
+    def alive(self, node: Node) -> bool:
+        """Whether commands can be started on the node."""
+
+    def python(self) -> Sequence[str]:
+        """The argv prefix that runs the nodes' Python, with `lab` importable."""
+
+    def address(self, node: Node) -> str:
+        """The name or address by which the other nodes reach this one."""
+
+    def default_env(self, node: Node) -> Mapping[str, str]:
+        """Variables that ranks need in this kind of place and the topology does not say."""
