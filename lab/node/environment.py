@@ -1,0 +1,60 @@
+"""The variables that every rank finds: torchrun's, name by name, and lab's own."""
+
+
+def rank_environment(
+    *,
+    rank: int,
+    local_rank: int,
+    world_size: int,
+    local_world_size: int,
+    node_rank: int,
+    nnodes: int,
+    node: str,
+    topology: str,
+    master_addr: str,
+    master_port: int,
+    run_id: str,
+    run_dir: str,
+    restart_count: int = 0,
+    max_restarts: int = 0,
+) -> dict[str, str]:
+    """The environment contract of one rank.
+
+    The names up to TORCHELASTIC_ERROR_FILE are what torchrun 2.13 sets
+    (torch/distributed/elastic/agent/server/local_elastic_agent.py); NODE_RANK, NNODES and LAB_*
+    are what scripts written for other launchers look for, and ours.
+
+    Returns:
+        name -> value. OMP_NUM_THREADS is not among them, since it is only a default: see
+        `default_threads`.
+    """
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "GROUP_RANK": str(node_rank),
+        "GROUP_WORLD_SIZE": str(nnodes),
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        # The agent of torchrun would host the store for its ranks; here rank 0 hosts it.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": f"{run_dir}/{node}/rank{rank}.error.json",
+        "NODE_RANK": str(node_rank),
+        "NNODES": str(nnodes),
+        "LAB_RUN_ID": run_id,
+        "LAB_RUN_DIR": run_dir,
+        "LAB_NODE": node,
+        "LAB_TOPOLOGY": topology,
+    }
+
+
+def default_threads(local_world_size: int) -> dict[str, str]:
+    """OMP_NUM_THREADS as torchrun sets it where the user did not: 1 for ranks that share a node."""
+    return {"OMP_NUM_THREADS": "1"} if local_world_size > 1 else {}
