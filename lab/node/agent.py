@@ -1,0 +1,332 @@
+"""The agent: starts one node's ranks, reports all they say and do, and leaves nothing behind.
+
+Whoever wants ranks on a node starts `python -P -m lab.node` there as a process and speaks the lines
+of `lab.node.protocol` with it (-P: a `lab` folder in the working directory must not be taken for
+ours). One thread, one selector; what it holds in memory is bounded: while the
+reader of its stdout is slow it stops reading the ranks' output, and the ranks wait in their pipes.
+"""
+
+import os
+import platform
+import resource
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.node import processes
+from lab.node.environment import default_threads, rank_environment
+from lab.node.ports import Reservation
+from lab.node.protocol import STOP_GRACE, NodeJob, decode, encode
+
+CHUNK = 1 << 16
+BUFFER_LIMIT = 1 << 20
+"""Bytes that may wait for the reader of stdout before the agent stops reading the ranks."""
+PIPE_CAPACITY = 1 << 20
+"""The most that Linux lets a pipe hold without privileges (/proc/sys/fs/pipe-max-size)."""
+FLUSH_TIMEOUT = 2.0
+PIPES = ("out", "err", "events")
+BOOTSTRAP = Path(__file__).resolve().parent.parent / "rank" / "__main__.py"
+"""Run by path, not as a module: a `lab` folder of the user's own must not be taken for ours."""
+
+
+@dataclass
+class Pipe:
+    """What comes from one rank on one of its descriptors."""
+
+    rank: int
+    name: str  # out, err, events
+    fd: int
+    partial: bytes = b""  # of events: a line that has not ended yet
+
+
+class Agent:
+    """Drives one `NodeJob` from its `hello` to its `bye`."""
+
+    def __init__(self, job: NodeJob, commands: int, reports: int, received: bytes = b"") -> None:
+        """`commands` and `reports` are the file descriptors of the protocol's two directions.
+
+        `received` is what has been read from `commands` already.
+        """
+        self.job = job
+        self._commands = commands
+        self._reports = reports
+        self._received = received
+        self._controller_gone = False
+        self._unsent = bytearray()
+        self._ranks: dict[int, int] = {}  # pid -> rank, until it has been reaped
+        self._popen: list[Any] = []  # kept, so that Popen's finaliser does not reap our ranks
+        self._pipes: dict[int, Pipe] = {}  # by descriptor, until they end
+        self._paused = False
+        self._kill_at: float | None = None
+        self._finished = False
+        self._port: Reservation | None = None
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        """Serve until all ranks have ended, or stdin ends, or a signal asks for the end."""
+        wakeup = self._catch_signals()
+        os.set_blocking(self._reports, False)
+        os.set_blocking(self._commands, False)
+        processes.become_subreaper()
+        self._watch(wakeup, lambda: self._on_signals(wakeup))
+        self._watch(self._commands, self._on_commands)
+        self._hello()
+        self._obey(b"")
+        while not self._finished:
+            self._step()
+        processes.kill_descendants(os.getpid())
+        self._drain()
+        if self._port is not None:
+            self._port.release()
+        self._report("bye", max_rss=_max_rss_kib())
+        self._flush()
+
+    def _hello(self) -> None:
+        port = None
+        if self.job.pick_port:
+            try:
+                self._port = Reservation()
+            except OSError as error:
+                self._fail(str(error))
+                return
+            port = self._port.port
+        if not Path(self.job.cwd).is_dir():
+            self._fail(f"the working directory {self.job.cwd} does not exist on this node")
+            return
+        self._report(
+            "hello",
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            python=platform.python_version(),
+            port=port,
+        )
+
+    def _start(self, addr: str, port: int) -> None:
+        for local_rank in range(self.job.slots):
+            rank = self.job.first_rank + local_rank
+            reads, writes = zip(*(os.pipe() for _ in PIPES), strict=True)
+            try:
+                process = processes.start(
+                    [sys.executable, "-u", str(BOOTSTRAP), *self.job.command],
+                    cwd=self.job.cwd,
+                    env={
+                        **self._environment(local_rank, addr, port),
+                        "LAB_EVENTS_FD": str(writes[PIPES.index("events")]),
+                    },
+                    stdout=writes[PIPES.index("out")],
+                    stderr=writes[PIPES.index("err")],
+                    pass_fds=[writes[PIPES.index("events")]],
+                )
+            except OSError as error:
+                self._fail(f"rank {rank} cannot be started: {error}")
+                return
+            finally:
+                for fd in writes:
+                    os.close(fd)
+            self._popen.append(process)
+            self._ranks[process.pid] = rank
+            self._report("started", rank=rank, pid=process.pid)
+            for name, fd in zip(PIPES, reads, strict=True):
+                os.set_blocking(fd, False)
+                self._pipes[fd] = Pipe(rank, name, fd)
+                if not self._paused:
+                    self._watch_pipe(self._pipes[fd])
+
+    def _environment(self, local_rank: int, addr: str, port: int) -> dict[str, str]:
+        job = self.job
+        inherited = {**default_threads(job.slots), **os.environ, **job.env}
+        inherited.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+        return inherited | rank_environment(
+            rank=job.first_rank + local_rank,
+            local_rank=local_rank,
+            world_size=job.world_size,
+            local_world_size=job.slots,
+            node_rank=job.node_rank,
+            nnodes=job.nnodes,
+            node=job.node,
+            topology=job.topology,
+            master_addr=addr,
+            master_port=port,
+            run_id=job.run_id,
+            run_dir=job.run_dir,
+        )
+
+    # The loop
+
+    def _step(self) -> None:
+        timeout = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+        for key, _ in self._selector.select(timeout):
+            key.data()
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._kill_at = None
+            for pid in self._ranks:
+                processes.signal_group(pid, signal.SIGKILL)
+
+    def _watch(
+        self, fd: int, callback: Callable[[], Any], events: int = selectors.EVENT_READ
+    ) -> None:
+        self._selector.register(fd, events, callback)
+
+    def _watch_pipe(self, pipe: Pipe) -> None:
+        self._watch(pipe.fd, lambda: self._on_output(pipe))
+
+    def _pause(self, paused: bool) -> None:
+        """Stop or go on reading what the ranks write."""
+        if paused == self._paused:
+            return
+        self._paused = paused
+        for pipe in self._pipes.values():
+            if paused:
+                self._selector.unregister(pipe.fd)
+            else:
+                self._watch_pipe(pipe)
+
+    def _catch_signals(self) -> int:
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        return read
+
+    def _on_signals(self, wakeup: int) -> None:
+        numbers = set(os.read(wakeup, 4096))
+        if numbers - {signal.SIGCHLD}:
+            self._stop(STOP_GRACE)
+        ended = processes.reap()
+        for pid, code in ended.items():
+            rank = self._ranks.pop(pid, None)
+            if rank is not None:
+                self._drain(rank)
+                number = code - 128 if code > 128 else None
+                self._report("exit", rank=rank, code=code, signal=number)
+        if ended and not self._ranks:
+            self._finished = True
+
+    def _drain(self, rank: int | None = None) -> None:
+        """Report what lies in the pipes of one rank, or of all: at most what a pipe can hold."""
+        for pipe in list(self._pipes.values()):
+            if rank is None or pipe.rank == rank:
+                for _ in range(PIPE_CAPACITY // CHUNK):
+                    if not self._read(pipe):
+                        break
+
+    # What comes from the controller
+
+    def _on_commands(self) -> None:
+        data = os.read(self._commands, CHUNK)
+        if not data:  # the controller has gone, or wants us to
+            self._controller_gone = True
+            self._selector.unregister(self._commands)
+            self._stop(STOP_GRACE)
+        self._obey(data)
+
+    def _obey(self, data: bytes) -> None:
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            message = decode(line)
+            if message["type"] == "start":
+                self._start(message["master_addr"], message["master_port"])
+            elif message["type"] == "stop":
+                self._stop(message["grace"])
+
+    def _stop(self, grace: float) -> None:
+        for pid in self._ranks:
+            processes.signal_group(pid, signal.SIGTERM)
+            processes.signal_group(pid, signal.SIGCONT)  # a stopped process hears nothing
+        kill_at = time.monotonic() + grace
+        self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
+        if not self._ranks:
+            self._finished = True
+
+    # What comes from the ranks
+
+    def _on_output(self, pipe: Pipe) -> None:
+        if pipe.fd in self._pipes and not self._paused:  # both may have changed since select
+            self._read(pipe)
+
+    def _read(self, pipe: Pipe) -> bool:
+        """Report one chunk of a pipe; False when there is none."""
+        try:
+            data = os.read(pipe.fd, CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            if not self._paused:
+                self._selector.unregister(pipe.fd)
+            os.close(pipe.fd)
+            del self._pipes[pipe.fd]
+            return False
+        if pipe.name == "events":
+            *lines, pipe.partial = (pipe.partial + data).split(b"\n")
+            for line in lines:
+                self._report(**{**decode(line), "rank": pipe.rank})
+        else:
+            text = data.decode("utf-8", "surrogateescape")
+            self._report("log", rank=pipe.rank, stream=pipe.name, data=text)
+        return True
+
+    # What goes to the controller
+
+    def _fail(self, message: str) -> None:
+        self._report("error", message=message)
+        self._stop(0.0)
+
+    def _report(self, type: str, **fields: Any) -> None:  # noqa: A002 - the field's name
+        self._unsent += encode({"type": type, "node": self.job.node, **fields})
+        self._send()
+
+    def _send(self) -> None:
+        """Write what the reader takes now; watch for its readiness for the rest."""
+        try:
+            while self._unsent:
+                sent = os.write(self._reports, memoryview(self._unsent)[:CHUNK])
+                del self._unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:  # the controller has gone: the end of stdin says the same
+            self._unsent.clear()
+        watched = self._reports in self._selector.get_map()
+        if self._unsent and not watched:
+            self._watch(self._reports, self._send, selectors.EVENT_WRITE)
+        elif not self._unsent and watched:
+            self._selector.unregister(self._reports)
+        self._pause(len(self._unsent) > BUFFER_LIMIT)
+
+    def _flush(self) -> None:
+        """Wait for the reader of stdout, but not for one that has gone without closing it."""
+        give_up = time.monotonic() + FLUSH_TIMEOUT
+        while self._unsent and time.monotonic() < give_up:
+            left = len(self._unsent)
+            self._selector.select(timeout=0.1)
+            self._send()
+            if len(self._unsent) < left or not self._controller_gone:
+                give_up = time.monotonic() + FLUSH_TIMEOUT
+
+
+def _max_rss_kib() -> int:
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size // 1024 if sys.platform == "darwin" else size  # macOS counts bytes
+
+
+def main() -> None:
+    """Read the job from the first line of stdin and serve it on stdin and stdout."""
+    received = b""
+    while b"\n" not in received:
+        data = os.read(0, CHUNK)
+        if not data:
+            return
+        received += data
+    line, rest = received.split(b"\n", 1)
+    # Whatever a library prints must not get between the protocol's lines.
+    reports = os.dup(1)
+    os.dup2(2, 1)
+    Agent(NodeJob.from_json(line.decode()), commands=0, reports=reports, received=rest).run()

@@ -1,0 +1,111 @@
+"""Processes and their descendants: start them so that they can be ended, and end them all."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def become_subreaper() -> None:
+    """Have orphaned descendants handed to this process instead of init (Linux, prctl(2))."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _die_with(parent: int) -> Callable[[], None] | None:
+    """What a new child does first: ask the kernel to kill it when `parent` dies (Linux)."""
+    if _LIBC is None:
+        return None
+    prctl = _LIBC.prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(128 + signal.SIGKILL)
+
+    return ask
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    cwd: str,
+    env: Mapping[str, str],
+    stdout: int,
+    stderr: int,
+    pass_fds: Sequence[int],
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, without stdin.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    return subprocess.Popen(
+        argv,
+        cwd=cwd,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=pass_fds,
+        start_new_session=True,
+        preexec_fn=_die_with(os.getpid()),  # safe: the agent has one thread
+    )
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Signal the process group that `start` made; quiet when it has gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def descendants(pid: int) -> list[int]:
+    """All living processes below `pid`, children before grandchildren (Linux; elsewhere none)."""
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        parent = queue.pop(0)
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                children = [int(child) for child in task.read_text().split()]
+                found += children
+                queue += children
+    return found
+
+
+def kill_descendants(pid: int) -> None:
+    """Kill whatever is left below this process, daemons that called setsid included.
+
+    As subreaper the caller is handed each orphan, so going round until there is none misses nobody
+    who forks meanwhile. One that the kernel cannot end (stuck in a system call) is given up on.
+    """
+    give_up = time.monotonic() + 5
+    while (left := descendants(pid)) and time.monotonic() < give_up:
+        for child in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(child, signal.SIGKILL)
+        reap()
+        time.sleep(0.005)
+
+
+def reap() -> dict[int, int]:
+    """The children of this process that have ended: pid -> exit status as a shell says it."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        code = os.waitstatus_to_exitcode(status)
+        ended[pid] = 128 - code if code < 0 else code

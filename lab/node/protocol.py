@@ -1,0 +1,91 @@
+"""What a controller and an agent say to each other: one JSON document a line.
+
+The first line on an agent's stdin is its `NodeJob`. The agent answers `hello`; on `start` it starts
+the ranks. The end of stdin ends the ranks and then the agent, so that nothing outlives a controller
+that crashed or lost its connection.
+
+To the agent (``type`` and fields):
+
+=======  ==================================================================================
+start    ``master_addr``, ``master_port``: start the ranks
+stop     ``grace`` (seconds): terminate the ranks, kill those left after ``grace``
+=======  ==================================================================================
+
+From the agent, each with ``node``:
+
+=========  ================================================================================
+hello      ``pid``, ``host``, ``python``, ``port`` (a free one, if asked for): ready to start
+started    ``rank``, ``pid``
+log        ``rank``, ``stream`` (out, err), ``data``: a chunk of output, not always whole lines;
+           bytes that are no UTF-8 travel as surrogate escapes
+exception  ``rank``, ``kind``, ``message``, ``file``, ``line``, ``traceback``: the script raised;
+           sent at once, while the process may take its time to end
+exit       ``rank``, ``code`` (as a shell says it: 128 + n for signal n), ``signal`` (n or null);
+           all that the rank itself wrote came before
+error      ``message``: the agent cannot do its job; ``bye`` follows
+bye        ``max_rss`` (KiB): all ranks have ended and nothing that they started is left
+=========  ================================================================================
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Message = dict[str, Any]
+
+STOP_GRACE = 5.0
+"""Seconds that ranks have between SIGTERM and SIGKILL when the agent's stdin has ended."""
+
+
+@dataclass(frozen=True)
+class NodeJob:
+    """One node's part of a run: all that its agent needs to know."""
+
+    run_id: str
+    run_dir: str
+    """The run directory as the node sees it."""
+    topology: str
+    """The topology's name."""
+    node: str
+    node_rank: int
+    nnodes: int
+    first_rank: int
+    """The global rank of this node's local rank 0."""
+    slots: int
+    """How many ranks this node runs."""
+    world_size: int
+    command: tuple[str, ...]
+    """What each rank runs, as after `python`: `script.py ARGS` or `-m MODULE ARGS`."""
+    cwd: str
+    env: Mapping[str, str]
+    """On top of the agent's own environment, below the rank contract."""
+    pick_port: bool = False
+    """Whether to look for a free port and hold it against other runs (asked of the master)."""
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "NodeJob":
+        """The job that `to_json` wrote; a field that this version does not know is an error."""
+        data = json.loads(text)
+        return cls(**{**data, "command": tuple(data["command"])})
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """One message as a line; ASCII, so that surrogate escapes survive."""
+    return json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """The message of one line.
+
+    Raises:
+        ValueError: it is no message.
+    """
+    message = json.loads(line)
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise ValueError(f"not a message: {line[:80]!r}")
+    return message

@@ -1,0 +1,109 @@
+"""`python lab/rank SCRIPT|-m MODULE [ARGS]`: run a user's script as Python itself would.
+
+What the script finds (`__main__`, `sys.argv`, `sys.path`, the traceback it prints) is what it finds
+under `python SCRIPT`; pickling and multiprocessing work as they do there. The one addition: when
+the script raises, the agent is told at once through the descriptor LAB_EVENTS_FD, while the process
+may take seconds to end and its peers already blame their lost connections.
+"""
+
+import importlib.machinery
+import json
+import os
+import runpy
+import sys
+import traceback
+import types
+from pathlib import Path
+
+OWN_FILES = {__file__, runpy.__file__, "<frozen runpy>"}
+
+
+def _take_events_fd() -> int | None:
+    """The descriptor to the agent, kept from the script and from what the script starts."""
+    fd = os.environ.pop("LAB_EVENTS_FD", None)
+    if fd is None:
+        return None
+    os.set_inheritable(int(fd), False)
+    return int(fd)
+
+
+def _report_exception(fd: int, error: BaseException, trace: types.TracebackType | None) -> None:
+    frames = traceback.extract_tb(trace)
+    where = frames[-1] if frames else None
+    own = [frame for frame in frames if _is_users(frame.filename)]
+    users = own[-1] if own else where
+    message = {
+        "type": "exception",
+        "kind": type(error).__name__,
+        "message": str(error)[:10_000],
+        "file": users.filename if users else None,
+        "line": users.lineno if users else None,
+        "traceback": "".join(traceback.format_exception(type(error), error, trace))[-20_000:],
+    }
+    try:
+        os.write(fd, json.dumps(message).encode() + b"\n")
+    except OSError:  # the agent has gone; the exception itself still reaches stderr
+        pass
+
+
+def _is_users(filename: str) -> bool:
+    """Whether a frame is the user's own code rather than a library's."""
+    parts = Path(filename).parts
+    return "site-packages" not in parts and not filename.startswith((sys.base_prefix, "<"))
+
+
+def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename in OWN_FILES:
+        trace = trace.tb_next
+    return trace
+
+
+def _run_script(path: str) -> None:
+    """As `python PATH`, without the `__spec__` by which spawned children would import us."""
+    if Path(path).is_dir() or path.endswith((".zip", ".pyz")):
+        sys.path[0] = path
+        _run_module("__main__")
+        return
+    source = Path(path).read_bytes()
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    main = types.ModuleType("__main__")
+    main.__dict__.update(
+        __file__=path, __loader__=loader, __spec__=None, __cached__=None, __builtins__=__builtins__
+    )
+    main.__dict__.setdefault("__annotations__", {})
+    sys.modules["__main__"] = main
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - the job
+
+
+def _run_module(name: str) -> None:
+    """As `python -m NAME`: this is what the interpreter itself calls for it."""
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # no public way runs as __main__
+
+
+def main() -> None:
+    """Run what the command line names; end as Python would end."""
+    events = _take_events_fd()
+    arguments = sys.argv[1:]
+    try:
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            sys.path[0] = os.getcwd()  # noqa: PTH109 - what Python itself puts there
+            _run_module(arguments[1])
+        else:
+            sys.argv = arguments
+            sys.path[0] = str(Path(arguments[0]).resolve().parent)
+            _run_script(arguments[0])
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever the script let go
+        trace = _without_own_frames(error.__traceback__)
+        if events is not None:
+            _report_exception(events, error, trace)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        # Python ends by the signal itself after Ctrl-C; its shell form is as good here.
+        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+if __name__ == "__main__":
+    main()
