@@ -1,0 +1,114 @@
+"""Where this process stands among the ranks: from the environment to a process group and back.
+
+A launcher (lab, torchrun, a Slurm script) says it in RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
+MASTER_PORT: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from lab.errors import UsageError
+
+BACKENDS = ("auto", "gloo", "nccl")
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place, and where its tensors live."""
+
+    rank: int
+    size: int
+    device: torch.device
+    backend: str
+    """Of the process group; `none` where there is none."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the one rank that prints and saves."""
+        return self.rank == 0
+
+    def sum(self, *values: float) -> list[float]:
+        """Each value summed over all ranks, in float64. A collective: every rank calls it."""
+        totals = torch.tensor(values, dtype=torch.float64, device=self.device)
+        if dist.is_initialized():
+            dist.all_reduce(totals)
+        return [float(total) for total in totals]
+
+
+@contextmanager
+def join_world(
+    backend: str = "auto", *, group_of_one: bool = False, timeout: timedelta | None = None
+) -> Iterator[World]:
+    """Join the process group the environment describes, and leave it at the end, come what may.
+
+    Without RANK and WORLD_SIZE this is a plain single process: no group, unless `group_of_one`
+    asks for one (for code that calls collectives). A group that the caller has made already is
+    used and left to the caller.
+
+    Args:
+        backend: gloo, nccl, or auto: nccl where the node has a GPU for each of its ranks, else
+            gloo. Must come out the same on every rank.
+        group_of_one: make a group even for a single process.
+        timeout: of each collective; default PyTorch's, 30 minutes for gloo.
+
+    Raises:
+        UsageError: the environment is incomplete, or the backend is nccl without enough GPUs.
+    """
+    if dist.is_initialized():
+        backend = dist.get_backend()
+        device = torch.device("cuda" if backend == "nccl" else "cpu")  # cuda: the current one
+        yield World(dist.get_rank(), dist.get_world_size(), device, backend)
+        return
+
+    rank, size, local_rank, local_size = _place()
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if backend == "auto":
+        backend = "nccl" if dist.is_nccl_available() and gpus >= local_size else "gloo"
+    if backend == "nccl" and gpus < local_size:
+        raise UsageError(
+            f"backend nccl needs a GPU for each rank: {local_size} on this node, {gpus} found; "
+            "use --backend gloo, or fewer ranks per node"
+        )
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+    elif group_of_one:
+        store = dist.HashStore()  # type: ignore[attr-defined]  # public, absent from __all__
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+    try:
+        yield World(rank, size, device, backend if dist.is_initialized() else "none")
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _place() -> tuple[int, int, int, int]:
+    """Rank, world size, local rank, local world size from the environment; one process without."""
+    needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if not {"RANK", "WORLD_SIZE"} & set(os.environ):
+        return 0, 1, 0, 1
+    missing = [name for name in needed if not os.environ.get(name)]
+    if missing:
+        raise UsageError(
+            f"the environment is incomplete, {', '.join(missing)} is missing: start this with "
+            "lab run or torchrun, or unset RANK and WORLD_SIZE for a single process"
+        )
+    try:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    except ValueError as error:
+        raise UsageError(f"RANK, WORLD_SIZE and the local ones must be numbers: {error}") from None
+    if not 0 <= rank < size:
+        raise UsageError(f"RANK={rank} does not fit WORLD_SIZE={size}: ranks count from 0")
+    return rank, size, local_rank, local_size
