@@ -1,0 +1,34 @@
+"""What the cluster is: nodes, slots, ranks, and the file that says so."""
+
+from lab.topology.dump import dump_topology
+from lab.topology.errors import Problem, TopologyError
+from lab.topology.load import load_topology, parse_topology
+from lab.topology.models import Node, Topology
+from lab.topology.options import (
+    DockerOptions,
+    JobOptions,
+    Link,
+    Master,
+    SlurmOptions,
+    SshOptions,
+)
+from lab.topology.ranks import Rank
+from lab.topology.source import PRESETS
+
+__all__ = [
+    "PRESETS",
+    "DockerOptions",
+    "JobOptions",
+    "Link",
+    "Master",
+    "Node",
+    "Problem",
+    "Rank",
+    "SlurmOptions",
+    "SshOptions",
+    "Topology",
+    "TopologyError",
+    "dump_topology",
+    "load_topology",
+    "parse_topology",
+]

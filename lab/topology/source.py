@@ -1,0 +1,82 @@
+"""Which topology is meant: a preset, a file, `lab.yaml` in the current folder, or `quad`."""
+
+import difflib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from lab.topology.errors import Problem, TopologyError
+
+PRESETS = ("solo", "pair", "quad", "quad2x2")
+"""Topologies that come with the lab, by name."""
+DEFAULT_FILE = "lab.yaml"
+DEFAULT_PRESET = "quad"
+MAX_BYTES = 32 * 2**20
+"""A file of 100,000 nodes written out takes about 10 MB."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of a topology, and what to call it in messages."""
+
+    name: str
+    """The file as the user named it, or `preset quad`."""
+    text: str
+    stem: str
+    """The file's name without its suffix, which is the topology's name unless it says another."""
+
+
+def read_source(source: str | None = None) -> Source:
+    """Find and read a topology.
+
+    Args:
+        source: name of a preset, or path of a file (`./quad` for a file named like a preset).
+            None means lab.yaml in the current folder where there is one, else the preset quad.
+
+    Raises:
+        TopologyError: no such preset or file, or a file that cannot be read as text.
+    """
+    if source is None:
+        source = DEFAULT_FILE if Path(DEFAULT_FILE).exists() else DEFAULT_PRESET
+    if source in PRESETS:
+        file = resources.files("lab.topology").joinpath("presets", f"{source}.yaml")
+        return Source(f"preset {source}", file.read_text(encoding="utf-8"), source)
+    path = Path(source).expanduser()
+    return Source(source, _read(path, source), path.stem)
+
+
+def _read(path: Path, source: str) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise _not_there(path, source) from None
+    except IsADirectoryError:
+        inside = path / DEFAULT_FILE
+        nearest = str(inside) if inside.exists() else None
+        raise _unreadable(source, "must be a file, and this is a folder", nearest) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _unreadable(source, f"cannot be read: {reason}") from None
+    if len(data) > MAX_BYTES:
+        raise _unreadable(source, f"must be at most {MAX_BYTES // 2**20} MiB")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        problem = Problem(source, line, "", None, "must be text in UTF-8, and this is not")
+        raise TopologyError([problem]) from None
+
+
+def _not_there(path: Path, source: str) -> TopologyError:
+    near = difflib.get_close_matches(source, PRESETS, n=1, cutoff=0.5)
+    if not near and path.parent.is_dir():
+        names = [p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml")]
+        near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
+        near = [str(path.parent / name) for name in near]
+    allowed = f"no such file; must be a file or a preset: {', '.join(PRESETS)}"
+    return _unreadable(source, allowed, near[0] if near else None)
+
+
+def _unreadable(source: str, allowed: str, nearest: str | None = None) -> TopologyError:
+    return TopologyError([Problem(source or "''", None, "", None, allowed, nearest)])
