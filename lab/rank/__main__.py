@@ -6,6 +6,7 @@ the script raises, the agent is told at once through the descriptor LAB_EVENTS_F
 may take seconds to end and its peers already blame their lost connections.
 """
 
+import contextlib
 import importlib.machinery
 import json
 import os
@@ -40,10 +41,8 @@ def _report_exception(fd: int, error: BaseException, trace: types.TracebackType 
         "line": users.lineno if users else None,
         "traceback": "".join(traceback.format_exception(type(error), error, trace))[-20_000:],
     }
-    try:
+    with contextlib.suppress(OSError):  # the agent has gone; stderr still has the exception
         os.write(fd, json.dumps(message).encode() + b"\n")
-    except OSError:  # the agent has gone; the exception itself still reaches stderr
-        pass
 
 
 def _is_users(filename: str) -> bool:

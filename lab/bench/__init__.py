@@ -1,0 +1,1 @@
+"""Measurements, each side by side with the alternative; `lab bench` prints them."""

@@ -1,0 +1,90 @@
+"""From the command to the end of a first all-reduce: `lab run` beside torchrun, same containers."""
+
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.errors import LabError
+from lab.topology import Topology
+from lab.transport import Progress
+from lab.transport.docker import DockerTransport
+
+MODULE = "lab.bench.first_all_reduce"
+ENDED = re.compile(r"first all-reduce ended at ([\d.]+)")
+
+
+def bench_startup(topology: Topology, runs: int, progress: Progress) -> list[dict[str, Any]]:
+    """Seconds of each way on warm nodes, alternating, `runs` times each.
+
+    A run's time goes from the start of the command to the moment when the last rank has its first
+    all-reduce behind it; one run of each way goes before and does not count.
+
+    Raises:
+        LabError: a run failed.
+    """
+    transport = DockerTransport(topology, Path.cwd())
+    transport.up(progress)
+    ways: dict[str, Callable[[], float]] = {
+        "lab run": lambda: _lab_run(topology),
+        "torchrun by docker exec": lambda: _torchrun(transport),
+    }
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for number in range(runs + 1):
+        for way, measure in ways.items():
+            progress(f"{way}, {'warm-up' if number == 0 else f'run {number} of {runs}'}")
+            taken = measure()
+            if number > 0:
+                seconds[way].append(taken)
+    rows: list[dict[str, Any]] = [
+        {"way": way, "median": statistics.median(s), "min": min(s), "max": max(s), "all": s}
+        for way, s in seconds.items()
+    ]
+    ours, theirs = seconds.values()
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    rows.append(
+        {
+            "way": "ratio, pair by pair",
+            "median": statistics.median(ratios),
+            "min": min(ratios),
+            "max": max(ratios),
+            "all": ratios,
+        }
+    )
+    return rows
+
+
+def _lab_run(topology: Topology) -> float:
+    argv = [sys.executable, "-m", "lab.cli.main", "run", "--on", "docker"]
+    argv += ["-t", topology.name, "--nodes", str(topology.nnodes)]
+    return _last_all_reduce([[*argv, "-m", MODULE]], topology.world_size)
+
+
+def _torchrun(transport: DockerTransport) -> float:
+    topology = transport.topology
+    port = 20_000 + int(time.time()) % 10_000  # the last run's may linger in TIME_WAIT
+    commands = []
+    for node_rank, node in enumerate(topology.nodes):
+        argv = ["torchrun", f"--nnodes={topology.nnodes}", f"--nproc-per-node={node.slots}"]
+        argv += [f"--node-rank={node_rank}", f"--master-port={port}"]
+        argv += [f"--master-addr={topology.nodes[0].name}", "-m", MODULE]
+        commands.append(["docker", "exec", *transport.exec_arguments(node, argv)])
+    return _last_all_reduce(commands, topology.world_size)
+
+
+def _last_all_reduce(commands: Sequence[Sequence[str]], world_size: int) -> float:
+    """Run commands side by side; seconds until the last rank said that it was through."""
+    began = time.time()
+    processes = [
+        subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for argv in commands
+    ]
+    outputs = [process.communicate() for process in processes]
+    ended = [float(t) for out, _ in outputs for t in ENDED.findall(out)]
+    if len(ended) != world_size or any(process.returncode for process in processes):
+        raise LabError("a run failed:\n" + "\n".join(out + err for out, err in outputs))
+    return max(ended) - began

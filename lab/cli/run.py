@@ -1,0 +1,95 @@
+"""`lab run`: any torchrun-style script on the nodes of a topology."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lab.cli.console import (
+    JsonConsole,
+    Prefixes,
+    RunConsole,
+    print_verdict,
+    progress_line,
+)
+from lab.cli.options import (
+    BackendOption,
+    JsonOption,
+    NodesOption,
+    OnOption,
+    SlotsOption,
+    TopologyOption,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lab.runs import Job, Listener, RunController, Verdict
+    from lab.topology import Topology
+
+
+def run(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SCRIPT [ARGS]...",
+            help="What every rank runs. Default: the topology's job.",
+            show_default=False,
+        ),
+    ] = None,
+    topology: TopologyOption = None,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")
+    ] = False,
+    nodes: NodesOption = None,
+    slots: SlotsOption = None,
+    on: OnOption = None,
+    backend: BackendOption = None,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds between SIGTERM and SIGKILL after Ctrl-C.")
+    ] = 30.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a script or module on every rank of a topology.
+
+    lab's own options come before SCRIPT; all that follows it is the script's. The exit code is the
+    first real failure's. Ctrl-C ends the ranks on every node; twice, at once.
+    """
+    from lab.runs import Job
+    from lab.topology import load_topology
+
+    loaded = load_topology(topology, nodes=nodes, slots=slots, on=on, backend=backend)
+    job = Job.from_command_line(words or [], module=module, topology=loaded, cwd=Path.cwd())
+    if as_json:
+        verdict = execute(loaded, job, [JsonConsole()], grace=grace)[1]
+        JsonConsole().event({"type": "verdict", **verdict.to_json()})
+    else:
+        console = RunConsole(Prefixes({r.rank: r.node.name for r in loaded.ranks()}))
+        controller, verdict = execute(loaded, job, [console], grace=grace)
+        where = controller.directory.path.relative_to(Path.cwd())
+        print(f"lab: logs and verdict are in {where}", file=sys.stderr)
+        print_verdict(verdict, console)
+    raise typer.Exit(verdict.exit_code)
+
+
+def execute(
+    topology: "Topology",
+    job: "Job",
+    listeners: "Sequence[Listener]" = (),
+    *,
+    grace: float = 30.0,
+) -> "tuple[RunController, Verdict]":
+    """Run a job to its end, with a progress line while its nodes come up.
+
+    Raises:
+        LabError: it could not be started.
+    """
+    from lab.runs import RunController
+    from lab.transport import transport_for
+
+    transport = transport_for(topology, job.cwd)
+    controller = RunController(topology, job, transport, listeners, grace)
+    with progress_line() as progress:
+        controller.up(progress)
+    return controller, controller.run()

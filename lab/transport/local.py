@@ -1,0 +1,130 @@
+"""Nodes that are plain processes on this machine, for where no Docker engine is.
+
+On Linux each node has a loopback address of its own (all of 127.0.0.0/8 is there), so that what
+binds to one node's address does not get in the way of another's; elsewhere all are 127.0.0.1.
+"""
+
+import contextlib
+import ipaddress
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from lab.topology import Node, Topology
+from lab.transport.base import Progress, StreamName
+
+CHUNK = 1 << 16
+
+
+class LocalChannel:
+    """A subprocess, in a session of its own so that the terminal's Ctrl-C does not reach it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def send(self, data: bytes) -> None:
+        """See `Channel`."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):  # it has gone, or was let go
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+
+    def close_stdin(self) -> None:
+        """See `Channel`."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def output(self) -> Iterator[tuple[StreamName, bytes]]:
+        """See `Channel`."""
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ, "out")
+            selector.register(self._process.stderr, selectors.EVENT_READ, "err")
+            while selector.get_map():
+                for key, _ in selector.select():
+                    data = os.read(key.fd, CHUNK)
+                    if data:
+                        yield key.data, data
+                    else:
+                        selector.unregister(key.fileobj)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """See `Channel`."""
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(str(error)) from error
+        return code if code >= 0 else 128 - code
+
+    def close(self) -> None:
+        """See `Channel`."""
+        self.close_stdin()
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+class LocalTransport:
+    """All nodes on this machine."""
+
+    def __init__(self, topology: Topology, workdir: Path) -> None:
+        self.topology = topology
+        self._workdir = workdir
+
+    def up(self, progress: Progress, run_id: str | None = None) -> None:
+        """Nothing to do: a node is there as long as something runs on it."""
+
+    def down(self, progress: Progress) -> None:
+        """Nothing to do, for the same reason."""
+
+    def start(
+        self,
+        node: Node,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        tty: bool = False,
+    ) -> LocalChannel:
+        """See `Transport`. A process here has the caller's environment and user."""
+        del tty  # a local command is on the caller's terminal already
+        return LocalChannel(
+            subprocess.Popen(
+                list(argv),
+                cwd=cwd or self._workdir,
+                env={**os.environ, **(env or {}), "LAB_NODE": node.name},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        )
+
+    def alive(self, node: Node) -> bool:
+        """Always: this machine is."""
+        del node
+        return True
+
+    def python(self) -> Sequence[str]:
+        """The Python that lab itself runs under."""
+        return [sys.executable]
+
+    def address(self, node: Node) -> str:
+        """127.0.0.1 + the node's rank on Linux, unless the topology gives one."""
+        if node.address is not None:
+            return node.address
+        rank = self.topology.node_rank(node.name) if sys.platform == "linux" else 0
+        return str(ipaddress.IPv4Address("127.0.0.1") + rank)
+
+    def default_env(self, node: Node) -> Mapping[str, str]:
+        """Gloo on the loopback interface: the host's name may stand for another, or for none."""
+        return {
+            "GLOO_SOCKET_IFNAME": node.interface or ("lo" if sys.platform == "linux" else "lo0")
+        }
