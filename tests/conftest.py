@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks import RankPool
+
 CI = os.environ.get("CI") == "true"
 
 
@@ -87,3 +89,11 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         yield command
     finally:
         command.end()
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankPool]:
+    """Real ranks in processes of their own: `ranks.run(world_size, function, *args)`."""
+    pool = RankPool()
+    yield pool
+    pool.close()

@@ -1,0 +1,19 @@
+"""What a run is: a job on a topology, its controller, its directory and its verdict."""
+
+from lab.runs.controller import Listener, RunController
+from lab.runs.directory import RunDirectory, log_path
+from lab.runs.files import write_atomically, write_json
+from lab.runs.job import Job
+from lab.runs.verdict import Failure, Verdict
+
+__all__ = [
+    "Failure",
+    "Job",
+    "Listener",
+    "RunController",
+    "RunDirectory",
+    "Verdict",
+    "log_path",
+    "write_atomically",
+    "write_json",
+]

@@ -1,0 +1,166 @@
+"""The run directory: everything that is known about a run, and all that is said later about it."""
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lab.errors import LabError, UsageError
+from lab.runs.files import is_alive, this_process, write_atomically, write_json
+from lab.runs.job import Job
+from lab.runs.verdict import Verdict
+from lab.topology import Topology, dump_topology
+
+RUNS = "runs"
+
+
+class RunDirectory:
+    """`runs/<id>/`: topology.yaml, job.json, state.json, events.jsonl, verdict.json and the logs.
+
+    state.json is `{"state": "running" | "finished", ...}`; a run whose controller has died without
+    a word stays `running` there, and `state` says `lost`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.id = path.name
+
+    @classmethod
+    def create(cls, topology: Topology, job: Job) -> "RunDirectory":
+        """A new directory below the job's working directory, in state `running`.
+
+        Raises:
+            LabError: it cannot be written.
+        """
+        now = datetime.now(UTC)
+        path = job.cwd / RUNS / f"{now:%Y%m%d-%H%M%S}-{topology.name}-{secrets.token_hex(2)}"
+        run = cls(path)
+        try:
+            path.mkdir(parents=True)
+            for node in topology.nodes:
+                (path / node.name).mkdir()
+            write_atomically(path / "topology.yaml", dump_topology(topology))
+            write_json(path / "job.json", job.to_json())
+            run._write_state(
+                state="running",
+                controller=this_process(),
+                created=now.isoformat(timespec="seconds"),
+                topology=topology.name,
+                on=topology.on,
+                nodes=topology.nnodes,
+                ranks=topology.world_size,
+                job=str(job),
+            )
+        except OSError as error:
+            raise LabError(
+                f"the run directory {path} cannot be written: {error.strerror}"
+            ) from error
+        return run
+
+    @classmethod
+    def all(cls, cwd: Path) -> list["RunDirectory"]:
+        """The runs below a working directory, oldest first."""
+        return sorted(
+            (cls(state.parent) for state in (cwd / RUNS).glob("*/state.json")),
+            key=lambda run: (run.info().get("created", ""), run.id),
+        )
+
+    @classmethod
+    def find(cls, cwd: Path, run_id: str | None) -> "RunDirectory":
+        """The run of that id or the only one whose id has that in it; the latest for None.
+
+        Raises:
+            UsageError: there is none, or there are several.
+        """
+        runs = cls.all(cwd)
+        if not runs:
+            raise UsageError(f"there are no runs in {cwd / RUNS}; start one with lab run")
+        if run_id is None:
+            return runs[-1]
+        matching = [run for run in runs if run.id == run_id] or [
+            run for run in runs if run_id in run.id
+        ]
+        if len(matching) == 1:
+            return matching[0]
+        ids = ", ".join(run.id for run in (matching or runs)[-5:])
+        if matching:
+            raise UsageError(f"{run_id} could be any of these runs: {ids}")
+        raise UsageError(f"there is no run {run_id}; the latest are {ids}")
+
+    def info(self) -> dict[str, Any]:
+        """What state.json holds; empty where it cannot be read."""
+        with contextlib.suppress(OSError, ValueError):
+            info = json.loads((self.path / "state.json").read_text())
+            if isinstance(info, dict):
+                return info
+        return {}
+
+    @property
+    def state(self) -> str:
+        """running, finished, or lost: its controller died before it could say how the run ended."""
+        info = self.info()
+        state = str(info.get("state", "lost"))
+        if state == "running" and not is_alive(info["controller"]):
+            return "lost"
+        return state
+
+    def finish(self, verdict: Verdict) -> None:
+        """Record the end."""
+        write_json(self.path / "verdict.json", verdict.to_json())
+        self._write_state(
+            **self.info()
+            | {"state": "finished", "exit_code": verdict.exit_code, "summary": verdict.summary}
+        )
+
+    def claim(self) -> None:
+        """Give to root what is root's.
+
+        Nodes never run ranks as root, so where root calls, what the ranks wrote here belongs to
+        the user that they ran as instead.
+        """
+        if os.geteuid() != 0:
+            return
+        for folder, _, files in os.walk(self.path):
+            for path in (Path(folder), *(Path(folder) / name for name in files)):
+                with contextlib.suppress(OSError):
+                    if path.lstat().st_uid != 0:
+                        os.lchown(path, 0, 0)
+
+    def _write_state(self, **info: Any) -> None:
+        write_json(self.path / "state.json", info)
+
+
+class RunFiles:
+    """A run's logs and events, as they come in."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._files: dict[tuple[int, str], BinaryIO] = {}
+        self._events = (run.path / "events.jsonl").open("w", encoding="utf-8")
+
+    def log(self, node: str, rank: int, stream: str, text: str) -> None:
+        """Append to `<node>/rank<rank>.<stream>`, byte for byte what the rank wrote."""
+        file = self._files.get((rank, stream))
+        if file is None:
+            file = log_path(self._run, node, rank, stream).open("ab", buffering=0)
+            self._files[rank, stream] = file
+        file.write(text.encode("utf-8", "surrogateescape"))
+
+    def event(self, message: dict[str, Any]) -> None:
+        """Append to events.jsonl, with the time (seconds since the epoch)."""
+        self._events.write(json.dumps({"time": round(time.time(), 6), **message}) + "\n")
+        self._events.flush()
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        for file in (*self._files.values(), self._events):
+            file.close()
+
+
+def log_path(run: RunDirectory, node: str, rank: int, stream: str) -> Path:
+    """Where a rank's output is."""
+    return run.path / node / f"rank{rank}.{stream}"

@@ -1,0 +1,117 @@
+"""What became of a run, as data and in words."""
+
+from dataclasses import asdict, dataclass, field
+from signal import Signals
+from typing import Any, Literal
+
+SCHEMA = 1
+"""Of verdict.json; docs/verdict.md describes it."""
+
+Kind = Literal[
+    "ok",
+    "exception",  # a rank's script raised
+    "exit",  # a rank ended with a code of its own
+    "signal",  # a rank was ended by a signal that lab did not send
+    "node-lost",  # a node, its agent or the connection to it went away
+    "agent-error",  # an agent could not start its ranks
+    "not-started",  # the nodes did not come up
+    "interrupted",  # Ctrl-C, or another signal to lab itself
+]
+
+VICTIM_SIGNS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "Socket Timeout",
+    "recvValue failed",
+    "sendBytes failed",
+    "Read error",
+    "Write error",
+    "failed to connect to",
+    "NCCL communicator was aborted",
+    "remote process exited",
+)
+"""What torch, gloo and NCCL say in a rank whose peer has gone: a consequence, not a cause."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank's end that was not a good one."""
+
+    rank: int
+    node: str
+    kind: Kind
+    exit_code: int
+    """As a shell says it: 128 + n for signal n."""
+    exception: str | None = None
+    """The exception's type."""
+    message: str | None = None
+    file: str | None = None
+    line: int | None = None
+    traceback: str | None = None
+
+    @property
+    def looks_like_victim(self) -> bool:
+        """Whether this is what happens to a rank when another one has failed."""
+        return self.message is not None and any(sign in self.message for sign in VICTIM_SIGNS)
+
+    def __str__(self) -> str:
+        what = {
+            "exception": self._exception,
+            "signal": f"ended by {_signal_name(self.exit_code - 128)}",
+            "exit": f"exited with code {self.exit_code}",
+        }.get(self.kind, self.message or self.kind)
+        return f"rank {self.rank} on {self.node}: {what}"
+
+    @property
+    def _exception(self) -> str:
+        where = f" ({self.file}:{self.line})" if self.file else ""
+        lines = (self.message or "").strip().splitlines()
+        first = f": {lines[0]}" if lines else ""
+        return f"{self.exception}{first}{where}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of a run; `verdict.json` is `to_json` of it."""
+
+    kind: Kind
+    exit_code: int
+    summary: str
+    """One line for people."""
+    first: Failure | None = None
+    """The first real failure."""
+    victims: tuple[int, ...] = ()
+    """Ranks that failed because of it, before they could be ended."""
+    ended: tuple[int, ...] = ()
+    """Ranks that lab ended because of it."""
+    seconds: float = 0.0
+    """From the start of the ranks to the end of the last."""
+    max_rss_kib: dict[str, int] = field(default_factory=dict)
+    """Peak memory of the controller and of each node's agent, in KiB."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, with the schema's version."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+
+def _signal_name(number: int) -> str:
+    try:
+        name = Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+    meanings = {
+        "SIGKILL": "killed, perhaps out of memory",
+        "SIGSEGV": "invalid memory access",
+        "SIGABRT": "abort",
+        "SIGBUS": "bus error, perhaps /dev/shm is full",
+        "SIGTERM": "asked to end",
+    }
+    return f"{name} ({meanings[name]})" if name in meanings else name
+
+
+def failure_from_exit(rank: int, node: str, code: int, signal: int | None) -> Failure:
+    """The failure of a rank that ended without a word."""
+    kind: Kind = "exit" if signal is None else "signal"
+    return Failure(rank, node, kind, code)
