@@ -47,14 +47,14 @@ def _duplicates(expansion: Expansion) -> Iterator[NodeProblem]:
             if first != index:
                 where = _entry(expansion, first)
                 allowed = f"must be unique, and {where} has that name"
-                yield NodeProblem((*expansion.place(index), "name"), name, allowed)
+                yield NodeProblem(expansion.place(index, "name"), name, allowed)
                 continue
         reached_by = address if isinstance(address, str) else name
         if isinstance(reached_by, str):
             first = places.setdefault(same_place(reached_by), index)
             if first != index:
                 allowed = f"must be unique, and {_entry(expansion, first)} is reached by it too"
-                yield NodeProblem((*expansion.place(index), "address"), reached_by, allowed)
+                yield NodeProblem(expansion.place(index, "address"), reached_by, allowed)
 
 
 def _entry(expansion: Expansion, index: int) -> str:
@@ -107,7 +107,7 @@ def _place(data: Mapping[Any, Any], expansion: Expansion) -> Iterator[NodeProble
     for index, node in enumerate(expansion.nodes):
         if isinstance(name := node.get("name"), str) and name.casefold() == "localhost":
             allowed = "must be another name: inside a container it means the container itself"
-            yield NodeProblem((*expansion.place(index), "name"), name, allowed)
+            yield NodeProblem(expansion.place(index, "name"), name, allowed)
     if data.get("backend") != "nccl":
         return
     gpus = _get(data.get("docker"), "gpus")

@@ -98,13 +98,8 @@ class Document:
             )
         self.value: dict[str, Any] = self._build(root, ())
 
-    def line(self, loc: Loc) -> int | None:
-        """The line of a field, or of the innermost one around it that exists."""
-        node, _ = self._find(loc)
-        return _line(node)
-
-    def key_line(self, loc: Loc) -> int | None:
-        """The line of a field's key, which is where an unknown key is to be looked for."""
+    def line(self, loc: Loc) -> int:
+        """The line of a field's key or list item, or of the innermost one around that exists."""
         node, key = self._find(loc)
         return _line(node if key is None else key)
 
@@ -176,7 +171,7 @@ class Document:
             if kind == "float":
                 return float(re.sub(r"\.(inf|nan)", r"\1", text.lower()))
         except (ValueError, KeyError):
-            self._refuse(node, f"must be a shorter number, or no {kind}", loc)
+            self._refuse(node, "has more digits than a number can have", loc)
             return None
         return text
 

@@ -45,10 +45,10 @@ class Expansion:
     problems: list[NodeProblem] = field(default_factory=list)
     """What could not be expanded."""
 
-    def place(self, index: int) -> tuple[int | str, ...]:
-        """Where the node with this index stands in the input."""
+    def place(self, index: int, *field: int | str) -> tuple[int | str, ...]:
+        """Where a node, or a field of it, stands in the input."""
         origin = self.origins[index] if index < len(self.origins) else None
-        return ("nodes",) if origin is None else ("nodes", origin)
+        return ("nodes",) if origin is None else ("nodes", origin, *field)
 
     def refuse(self, loc: tuple[int | str, ...], found: Any, allowed: str) -> None:
         """Note a problem."""

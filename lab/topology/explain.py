@@ -55,12 +55,13 @@ def show(value: Any) -> str:
 
 def _problem(error: ErrorDetails, locate: Locate) -> Problem:
     loc = error["loc"]
-    if loc[-1:] == ("[key]",):  # the name of a variable in env
+    is_key = loc[-1:] == ("[key]",)  # the name of a variable in env
+    if is_key:
         loc = loc[:-1]
     file, line = locate(loc)
     if error["type"] == "extra_forbidden":
         return _unknown_key(loc, file, line)
-    found = None if error["type"] == "missing" else show(error["input"])
+    found = None if is_key or error["type"] == "missing" else show(error["input"])
     nearest = None
     if error["type"] == "literal_error" and isinstance(error["input"], str):
         nearest = _nearest(error["input"], _choices(error))
@@ -91,7 +92,6 @@ def _allowed(error: ErrorDetails) -> str:
         "tuple_type": "must be a list: [one, two]",
         "dict_type": "must be a mapping of names to values",
         "model_type": "must be a mapping (lines of `key: value`)",
-        "too_short": "must have at least one node",
     }
     return rules.get(kind, error["msg"])
 
@@ -118,19 +118,15 @@ def _unknown_key(loc: Loc, file: str | None, line: int | None) -> UnknownKey:
     key = str(loc[-1])
     allowed = list(_model_at(loc[:-1]).model_fields)
     nearest = _nearest(key, allowed)
-    if nearest is None or nearest != key:
-        elsewhere = [
-            f"{section}.{key}" for section, model in _sections() if key in model.model_fields
-        ]
-        if elsewhere and (
-            nearest is None or difflib.SequenceMatcher(None, key, nearest).ratio() < 0.8
-        ):
-            nearest = " or ".join(elsewhere[:2])
+    elsewhere = [f"{section}.{key}" for section, model in _sections() if key in model.model_fields]
+    if elsewhere and (nearest is None or difflib.SequenceMatcher(None, key, nearest).ratio() < 0.8):
+        nearest = elsewhere[0]
     return UnknownKey(file, line, field_name(loc), show(key), ", ".join(allowed), nearest)
 
 
 def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
-    for name in Topology.model_fields:
+    """The models inside the topology and how to write that one is meant, the nodes' last."""
+    for name in sorted(Topology.model_fields, key=lambda name: name == "nodes"):
         model = _model_at((name,))
         if model is not Topology:
             yield ("nodes[...]" if name == "nodes" else name), model

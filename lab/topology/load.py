@@ -80,7 +80,10 @@ def _parse(source: Source) -> tuple[Topology, Document]:
     try:
         topology = Topology.model_validate(_prepare(document, source.stem))
     except ValidationError as error:
-        problems += explain(error.errors(include_url=False), locate)
+        # What the document refused has no value, and must not be called missing as well.
+        refused = {problem.field for problem in problems}
+        found = explain(error.errors(include_url=False), locate)
+        problems += [problem for problem in found if problem.field not in refused]
     if problems:
         raise TopologyError(sorted(problems, key=lambda problem: problem.line or 0))
     return topology, document

@@ -99,7 +99,7 @@ class Topology(Section):
     """Name of the topology; containers and networks carry it."""
     on: Place = "docker"
     """Where the nodes are: this machine, containers on it, hosts of their own, a SLURM cluster."""
-    nodes: Annotated[tuple[Node, ...], Field(strict=False, min_length=1)]
+    nodes: Annotated[tuple[Node, ...], Field(strict=False)]
     """The nodes in node-rank order."""
     min_nodes: Annotated[int, Field(ge=1)] | None = None
     """On slurm: the fewest nodes to start with (`nodes: 2-4` sets 2). Default: all of them."""
@@ -225,7 +225,7 @@ def _in_terms_of_the_input(error: ValidationError, expansion: Expansion) -> list
     for item in error.errors(include_url=False):
         loc = item["loc"]
         if len(loc) > 1 and loc[0] == "nodes" and isinstance(loc[1], int):
-            loc = expansion.place(loc[1]) + loc[2:]
+            loc = expansion.place(loc[1], *loc[2:])
         details = InitErrorDetails(type=item["type"], loc=loc, input=item["input"])
         if "ctx" in item:
             details["ctx"] = item["ctx"]
