@@ -12,6 +12,7 @@ import pytest
 
 from tests.ranks import RankPool
 
+COMMAND = ["-P", "-m", "lab"]
 CI = os.environ.get("CI") == "true"
 
 
@@ -39,7 +40,7 @@ class Lab:
     def start(self, *argv: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start it in a session of its own, so that the test can signal it alone."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "lab.cli.main", *argv],
+            [sys.executable, *COMMAND, *argv],
             cwd=self.cwd,
             env={**os.environ, "COLUMNS": "200", **(env or {})},
             stdin=subprocess.DEVNULL,

@@ -59,7 +59,7 @@ def bench_startup(topology: Topology, runs: int, progress: Progress) -> list[dic
 
 
 def _lab_run(topology: Topology) -> float:
-    argv = [sys.executable, "-m", "lab.cli.main", "run", "--on", "docker"]
+    argv = [sys.executable, "-m", "lab", "run", "--on", "docker"]
     argv += ["-t", topology.name, "--nodes", str(topology.nnodes)]
     return _last_all_reduce([[*argv, "-m", MODULE]], topology.world_size)
 

@@ -106,9 +106,9 @@ def print_verdict(verdict: "Verdict", console: RunConsole) -> None:
         return
     others = []
     if verdict.victims:
-        others.append(f"rank {_list(verdict.victims)} failed as a consequence")
+        others.append(f"{_ranks(verdict.victims)} failed as a consequence")
     if verdict.ended:
-        others.append(f"rank {_list(verdict.ended)} ended by lab")
+        others.append(f"{_ranks(verdict.ended)} ended by lab")
     if others:
         print(f"lab: {'; '.join(others)}", file=error)
     colour = colours_wanted(error)
@@ -123,9 +123,10 @@ def print_verdict(verdict: "Verdict", console: RunConsole) -> None:
     print(f"{red}lab: {first} (exit code {verdict.exit_code}){reset}", file=error)
 
 
-def _list(ranks: tuple[int, ...]) -> str:
+def _ranks(ranks: tuple[int, ...]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:8])
-    return f"{shown}, ... ({len(ranks)} in all)" if len(ranks) > 8 else shown
+    more = f", ... ({len(ranks)} in all)" if len(ranks) > 8 else ""
+    return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"
 
 
 @contextmanager

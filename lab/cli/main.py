@@ -1,15 +1,9 @@
-"""The `lab` command: registers the verbs, turns errors into one line and an exit code."""
-
-import os
-import signal
-import sys
-from types import FrameType
+"""The verbs of the `lab` command."""
 
 import typer
 
 from lab import __version__
 from lab.cli import bench, build, check, labs, prove, render, run, runs
-from lab.errors import EXIT_INTERRUPTED, LabError
 
 app = typer.Typer(
     name="lab",
@@ -58,28 +52,3 @@ def _options(
     ),
 ) -> None:
     del version  # its callback has done it
-
-
-def _end(number: int, _frame: FrameType | None) -> None:
-    """Unwind as Ctrl-C does, so that whatever was begun is undone."""
-    sys.exit(128 + number)
-
-
-def main() -> None:
-    """Run the command line; the process ends with the documented exit code."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
-    try:
-        app()
-    except LabError as error:
-        print(f"lab: error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:  # `lab logs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-
-
-if __name__ == "__main__":
-    main()

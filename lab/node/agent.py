@@ -8,7 +8,6 @@ reader of its stdout is slow it stops reading the ranks' output, and the ranks w
 
 import os
 import platform
-import resource
 import selectors
 import signal
 import socket
@@ -84,7 +83,7 @@ class Agent:
         self._drain()
         if self._port is not None:
             self._port.release()
-        self._report("bye", max_rss=_max_rss_kib())
+        self._report("bye", max_rss=processes.peak_memory_kib())
         self._flush()
 
     def _hello(self) -> None:
@@ -310,11 +309,6 @@ class Agent:
             self._send()
             if len(self._unsent) < left or not self._controller_gone:
                 give_up = time.monotonic() + FLUSH_TIMEOUT
-
-
-def _max_rss_kib() -> int:
-    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return size // 1024 if sys.platform == "darwin" else size  # macOS counts bytes
 
 
 def main() -> None:

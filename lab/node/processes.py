@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -95,6 +96,19 @@ def kill_descendants(pid: int) -> None:
                 os.kill(child, signal.SIGKILL)
         reap()
         time.sleep(0.005)
+
+
+def peak_memory_kib() -> int:
+    """The most memory that this process has had at once.
+
+    On Linux from /proc: getrusage's figure is inherited over fork and exec.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1])
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size // 1024 if sys.platform == "darwin" else size  # macOS counts bytes
 
 
 def reap() -> dict[int, int]:

@@ -2,9 +2,7 @@
 
 import contextlib
 import queue
-import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +12,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from lab.errors import EXIT_INTERRUPTED, LabError
+from lab.node.processes import peak_memory_kib
 from lab.node.protocol import Message, NodeJob
 from lab.runs.directory import RunDirectory, RunFiles
 from lab.runs.job import Job
@@ -310,7 +309,7 @@ class RunController:
     def _judge(self) -> Verdict:
         seconds = round(time.monotonic() - self._started_at, 3)
         rss = {link.node.name: link.max_rss_kib for link in self._links.values()}
-        rss["controller"] = _max_rss_kib()
+        rss["controller"] = peak_memory_kib()
         failures = list(self._failures.values())
         real = [failure for failure in failures if not failure.looks_like_victim]
         first = next(iter(real), None) or self._lost or next(iter(failures), None)
@@ -352,8 +351,3 @@ class RunController:
                 signal.signal(number, handler)
 
         return restore
-
-
-def _max_rss_kib() -> int:
-    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return size // 1024 if sys.platform == "darwin" else size

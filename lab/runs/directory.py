@@ -157,7 +157,8 @@ class RunFiles:
 
     def close(self) -> None:
         """Nothing comes any more."""
-        for file in (*self._files.values(), self._events):
+        self._events.close()
+        for file in self._files.values():
             file.close()
 
 

@@ -1,0 +1,35 @@
+"""The `lab` command: turns every end into an exit code, and errors into one line."""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+from lab.errors import EXIT_INTERRUPTED, LabError
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    """Unwind as Ctrl-C does, so that whatever was begun is undone."""
+    sys.exit(128 + number)
+
+
+def main() -> None:
+    """Run the command line; the process ends with the documented exit code."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+    try:
+        from lab.cli.main import app  # takes a moment, in which Ctrl-C should be quiet too
+
+        app(prog_name="lab")
+    except LabError as error:
+        print(f"lab: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:  # `lab logs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
