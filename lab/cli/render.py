@@ -1,0 +1,51 @@
+"""`lab render`: exactly what would be started, as text."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from lab.cli.check import TopologyArgument
+from lab.cli.options import BackendOption, NodesOption, OnOption, SlotsOption
+
+
+class Form(StrEnum):
+    """What a topology can be rendered as."""
+
+    COMPOSE = "compose"
+    ENV = "env"
+    HOSTFILE = "hostfile"
+
+
+def render(
+    form: Annotated[
+        Form,
+        typer.Option(
+            "--as",
+            help="A Compose file; each rank's environment for a shell; ADDRESS slots=N lines.",
+            show_default=False,
+        ),
+    ],
+    topology: TopologyArgument = None,
+    nodes: NodesOption = None,
+    slots: SlotsOption = None,
+    on: OnOption = None,
+    backend: BackendOption = None,
+) -> None:
+    """Print what would be started, for other tools and to look at first; nothing is started."""
+    from lab.topology import load_topology
+
+    loaded = load_topology(topology, nodes=nodes, slots=slots, on=on, backend=backend)
+    if form is Form.COMPOSE:
+        from lab.transport.compose import render_compose
+
+        text = render_compose(loaded)
+    elif form is Form.ENV:
+        from lab.transport.hostfile import render_env
+
+        text = render_env(loaded)
+    else:
+        from lab.transport.hostfile import render_hostfile
+
+        text = render_hostfile(loaded)
+    print(text, end="" if text.endswith("\n") else "\n")
