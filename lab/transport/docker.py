@@ -1,0 +1,292 @@
+"""Nodes that are containers on this machine's Docker engine."""
+
+import contextlib
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab.errors import LabError
+from lab.topology import Node, Topology
+from lab.transport.base import Progress
+from lab.transport.containers import (
+    ENTRYPOINT,
+    LABEL,
+    PYTHON,
+    Container,
+    LabSpec,
+    check_workdir,
+    lab_id,
+    lab_spec,
+    memory_limit,
+    node_address,
+)
+from lab.transport.engine import connect
+from lab.transport.exec_channel import DockerChannel
+from lab.transport.image import ensure_image
+from lab.transport.labs import (
+    PARALLEL,
+    Lab,
+    collect_garbage,
+    list_labs,
+    remove_lab,
+    without_interrupts,
+    workdir_lock,
+)
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+__all__ = ["DockerTransport", "Lab", "collect_garbage", "list_labs"]
+
+
+class DockerTransport:
+    """The nodes of one topology as containers; implements `Transport`.
+
+    They are found by their labels, so that any `lab` command in the same folder finds them again.
+    """
+
+    def __init__(self, topology: Topology, workdir: Path) -> None:
+        """Connect to the engine.
+
+        Raises:
+            LabError: none answers.
+            UsageError: the working directory cannot be mounted on nodes.
+        """
+        self.topology = topology
+        self.workdir = workdir.resolve()
+        self.lab_id = lab_id(topology, self.workdir)
+        self.brought_up = False
+        """Whether `up` made the nodes, rather than found them."""
+        check_workdir(self.workdir)
+        self._client: DockerClient = connect("put --on local on the command line")
+
+    def up(self, progress: Progress, run_id: str | None = None) -> None:
+        """See `Transport`. Nodes that are up with another image or configuration are replaced.
+
+        Raises:
+            LabError: a node cannot be made, or says why it cannot start; nothing is left of it.
+        """
+        image = ensure_image(self._client, self.workdir, progress)
+        spec = lab_spec(self.topology, self.workdir, image, host=platform.node())
+        with workdir_lock(self.workdir, wait=False) as free:
+            if free:
+                self._bring_up(spec, progress, run_id)
+                return
+        progress("another lab command brings nodes up or down in this folder: waiting for it")
+        with workdir_lock(self.workdir, wait=True):
+            self._bring_up(spec, progress, run_id)
+
+    def _bring_up(self, spec: LabSpec, progress: Progress, run_id: str | None) -> None:
+        for lab in list_labs(self._client, self.lab_id):
+            self._refuse_anothers(lab, run_id)
+            as_asked = {node.name: node.config for node in lab.nodes} == {
+                container.node: spec.config for container in spec.containers
+            }
+            # Nodes that a run brought up go with it; those of a dead one are not to be relied on.
+            if lab.complete and as_asked and lab.run in (None, run_id):
+                return
+            self._refuse_to_replace(lab)
+            progress(f"replacing the nodes of {lab.id}, which are not as the topology says now")
+            with without_interrupts():
+                remove_lab(self._client, lab)
+        count = len(spec.containers)
+        progress(f"bringing up {count} node{'s' * (count > 1)} ({spec.lab_id})")
+        began = time.monotonic()
+        labels = {**spec.labels, f"{LABEL}.config": spec.config}
+        if run_id is not None:
+            labels[f"{LABEL}.run"] = run_id
+        pool = ThreadPoolExecutor(min(PARALLEL, count))
+        try:
+            # In the pool as well: an interrupt while the engine makes it would lose sight of it.
+            pool.submit(self._make_network, spec, labels).result()
+            jobs = [pool.submit(self._make_node, spec, c, labels) for c in spec.containers]
+            for job in jobs:
+                job.result()
+        except BaseException:
+            with without_interrupts():
+                pool.shutdown(wait=True, cancel_futures=True)
+                for lab in list_labs(self._client, self.lab_id):
+                    remove_lab(self._client, lab)
+            raise
+        pool.shutdown()
+        self.brought_up = True
+        progress(f"{count} node{'s' * (count > 1)} up in {time.monotonic() - began:.1f} s")
+
+    def _refuse_anothers(self, lab: Lab, run_id: str | None) -> None:
+        if lab.run is not None and lab.run != run_id and lab.run_lives():
+            raise LabError(
+                f"the nodes of {lab.id} belong to the run {lab.run}, which still goes on and will "
+                "remove them: wait for its end, or end it with Ctrl-C. For several runs at a time, "
+                "bring the nodes up first: lab up"
+            )
+
+    def _refuse_to_replace(self, lab: Lab) -> None:
+        """Nodes on which something runs are not pulled away under it."""
+        from docker.errors import NotFound
+
+        for node in lab.nodes:
+            with contextlib.suppress(NotFound):
+                found = self._client.api.inspect_container(node.container_id)["ExecIDs"] or []
+                if any(self._client.api.exec_inspect(one)["Running"] for one in found):
+                    raise LabError(
+                        f"the nodes of {lab.id} are not as the topology says now, and cannot be "
+                        f"replaced while a command runs on {node.name}: wait for its end, or "
+                        "remove them with what runs there: lab down"
+                    )
+
+    def _make_network(self, spec: LabSpec, labels: Mapping[str, str]) -> None:
+        with _api_errors("the network of the nodes cannot be made"):
+            from docker.types import IPAMConfig, IPAMPool
+
+            network = spec.network
+            pool = IPAMPool(subnet=network.subnet, gateway=network.gateway)
+            self._client.networks.create(
+                spec.lab_id,
+                driver="bridge",
+                internal=network.internal,
+                labels=dict(labels),
+                ipam=IPAMConfig(pool_configs=[pool]) if network.subnet else None,
+            )
+
+    def _make_node(self, spec: LabSpec, container: Container, labels: Mapping[str, str]) -> None:
+        with _api_errors(f"{container.node} cannot be made"):
+            api: Any = self._client.api
+            made = api.create_container_from_config(
+                self._config(spec, container, labels), name=self._container(container.node)
+            )
+            api.start(made["Id"])
+            # Waits for the entrypoint's lock, so what it sets up is there afterwards.
+            ready = self._exec(made["Id"], [ENTRYPOINT, "true"])
+        if ready is not None:
+            raise LabError(ready or f"{container.node} does not start, and does not say why")
+
+    def _exec(self, container_id: str, argv: list[str]) -> str | None:
+        """None when the command succeeds, else what it, or the node that ended, said."""
+        from docker.errors import APIError
+
+        api = self._client.api
+        try:
+            created = api.exec_create(container_id, argv, user="0:0")["Id"]
+            said = api.exec_start(created)
+            if api.exec_inspect(created)["ExitCode"] == 0:
+                return None
+        except APIError:  # it does not run any more
+            said = b""
+        said = said or api.logs(container_id, tail=5)
+        return str(said.decode(errors="replace")).strip().removeprefix("lab: ")
+
+    def _config(
+        self, spec: LabSpec, container: Container, labels: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """A container as the engine's API takes it."""
+        from docker.types import DeviceRequest, Mount
+
+        api: Any = self._client.api
+        memory = memory_limit(container.memory)
+        devices = []
+        if container.gpus is not None:
+            count = -1 if container.gpus == "all" else int(container.gpus)
+            devices = [DeviceRequest(count=count, capabilities=[["gpu"]])]
+        config: dict[str, Any] = api.create_container_config(
+            image=container.image,
+            command=list(container.command),
+            hostname=container.node,
+            working_dir=container.workdir,
+            environment=dict(container.env),
+            labels={**labels, **container.labels},
+            networking_config=api.create_networking_config(
+                {
+                    spec.lab_id: api.create_endpoint_config(
+                        aliases=[container.node, *container.aliases],
+                        ipv4_address=container.ip,
+                    )
+                }
+            ),
+            host_config=api.create_host_config(
+                network_mode=spec.lab_id,
+                mounts=[Mount(container.workdir, container.workdir, type="bind")],
+                init=True,
+                cap_drop=["ALL"],
+                cap_add=list(container.cap_add),
+                # label:disable lets nodes into the working directory where SELinux is on.
+                security_opt=["no-new-privileges", "label:disable"],
+                nano_cpus=int(container.cpus * 1e9) if container.cpus is not None else None,
+                mem_limit=memory,
+                memswap_limit=memory,  # the limit is one: no swap on top
+                shm_size=memory_limit(container.shm),
+                device_requests=devices,
+            ),
+        )
+        return config
+
+    def down(self, progress: Progress) -> None:
+        """See `Transport`."""
+        with workdir_lock(self.workdir, wait=True):
+            for lab in list_labs(self._client, self.lab_id):
+                progress(f"removing {len(lab.nodes)} nodes ({lab.id})")
+                with without_interrupts(), _api_errors(f"{lab.id} cannot be removed"):
+                    remove_lab(self._client, lab)
+
+    def start(
+        self,
+        node: Node,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        tty: bool = False,
+    ) -> DockerChannel:
+        """See `Transport`. The command runs as the owner of LAB_RUN_DIR, else of the workdir."""
+        return DockerChannel(
+            self._client,
+            self._container(node.name),
+            argv,
+            cwd=cwd or str(self.workdir),
+            env=env or {},
+            tty=tty,
+        )
+
+    def alive(self, node: Node) -> bool:
+        """See `Transport`."""
+        from docker.errors import APIError
+
+        try:
+            state = self._client.api.inspect_container(self._container(node.name))["State"]
+        except (APIError, OSError):
+            return False
+        return bool(state["Running"]) and not state["Paused"]
+
+    def python(self) -> Sequence[str]:
+        """The Python of the image; `lab` is importable for it from any folder."""
+        return [PYTHON]
+
+    def address(self, node: Node) -> str:
+        """See `Transport`. The network resolves a node's name."""
+        return node_address(node)
+
+    def default_env(self, node: Node) -> Mapping[str, str]:
+        """Nothing but the interface that the topology names: a container has one address."""
+        return {"GLOO_SOCKET_IFNAME": node.interface} if node.interface else {}
+
+    def _container(self, node: str) -> str:
+        return f"{self.lab_id}-{node}"
+
+
+@contextlib.contextmanager
+def _api_errors(what: str) -> Iterator[None]:
+    """Say an engine's refusal in one line, with its own reason."""
+    from docker.errors import APIError, DockerException
+
+    try:
+        yield
+    except APIError as error:
+        reason = str(error.explanation or error).strip()
+        hint = ""
+        if "address pool" in reason or "Pool overlaps" in reason:
+            hint = "; the engine is out of networks: lab gc, lab ps, docker network prune"
+        raise LabError(f"{what}: {reason}{hint}") from error
+    except DockerException as error:
+        raise LabError(f"{what}: {error}") from error

@@ -1,0 +1,84 @@
+"""Finding the Docker engine as the docker command finds it, and saying so when none answers."""
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+NO_ENGINE = """\
+no Docker engine answers{where}: {reason}
+  Start Docker Desktop, or the service (`sudo systemctl start docker`), or see \
+https://docs.docker.com/get-docker/.
+  If it runs and you may not use it: `sudo usermod -aG docker $USER`, and log in again.
+  Without one, the same nodes can be processes of this machine: {local}"""
+
+
+def connect(local_command: str = "add --on local to the command") -> "DockerClient":
+    """A client of the engine that DOCKER_HOST names, else the current docker context.
+
+    `local_command` is what would do the same without an engine.
+
+    Raises:
+        LabError: none answers; says how to get one.
+    """
+    import docker
+    from docker.errors import DockerException
+
+    where = ""
+    try:
+        arguments = _endpoint()
+        where = f" at {arguments['base_url']}" if arguments.get("base_url") else ""
+        # Hijacked connections leave the pool, so it only has to hold the calls made at one time.
+        client = docker.DockerClient(version="auto", timeout=120, max_pool_size=64, **arguments)
+        client.ping()
+    except (DockerException, OSError) as error:
+        raise LabError(
+            NO_ENGINE.format(where=where, reason=_reason(error), local=local_command)
+        ) from error
+    # Its warnings about a full pool would go to the user's terminal.
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
+    return client
+
+
+def engine_answers() -> bool:
+    """Whether an engine can be used from here."""
+    try:
+        connect().close()
+    except LabError:
+        return False
+    return True
+
+
+def _endpoint() -> dict[str, Any]:
+    """Arguments of `DockerClient`: DOCKER_HOST wins over DOCKER_CONTEXT over the chosen context."""
+    from docker.context import ContextAPI
+    from docker.errors import DockerException
+    from docker.utils import kwargs_from_env
+
+    if os.environ.get("DOCKER_HOST"):
+        arguments = dict(kwargs_from_env())
+    else:
+        name = os.environ.get("DOCKER_CONTEXT")
+        context = ContextAPI.get_context(name)
+        if context is None:
+            raise DockerException(f"there is no docker context {name!r}")
+        arguments = {"base_url": context.Host, "tls": context.TLSConfig or False}
+    if str(arguments.get("base_url", "")).startswith("ssh://"):
+        arguments["use_ssh_client"] = True  # with the user's own keys and ~/.ssh/config
+    return arguments
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause, in the system's words."""
+    deepest = error
+    while deepest.__cause__ or deepest.__context__:
+        deepest = deepest.__cause__ or deepest.__context__  # type: ignore[assignment]  # not None
+    if isinstance(deepest, FileNotFoundError):
+        return "there is no such socket"
+    if isinstance(deepest, OSError) and deepest.strerror:
+        return deepest.strerror.lower()
+    return str(deepest) or type(deepest).__name__

@@ -1,0 +1,238 @@
+"""Labs that are there, seen from the engine alone: what `lab ps` lists and `lab gc` removes.
+
+Everything lab makes carries labels, so this needs no topology file, no state of its own, and finds
+what a controller left that was killed.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from lab.transport.base import Progress
+from lab.transport.containers import LABEL
+from lab.transport.engine import connect
+from lab.transport.image import remove_image, stale_images
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+PARALLEL = 8
+
+
+@dataclass(frozen=True)
+class LabNode:
+    """One container of a lab."""
+
+    name: str
+    rank: int
+    state: str
+    """The engine's word: running, exited, created, paused."""
+    container_id: str
+    config: str
+
+
+@dataclass
+class Lab:
+    """A lab as it is, which may be less than a whole one."""
+
+    id: str
+    topology: str
+    workdir: Path
+    host: str
+    """The machine that `workdir` is on."""
+    expected: int
+    """How many nodes it should have."""
+    run: str | None
+    """The run that brought it up for itself; None where `lab up` did, and it is to stay."""
+    created: float = 0.0
+    """Seconds since the epoch; 0 where there is only a network."""
+    nodes: list[LabNode] = field(default_factory=list)
+    networks: list[str] = field(default_factory=list)
+    """Ids of its networks: one, or several after a crash at a bad moment."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all nodes run."""
+        running = sum(node.state == "running" for node in self.nodes)
+        return running == self.expected == len(self.nodes) and len(self.networks) == 1
+
+    @property
+    def ours(self) -> bool:
+        """Whether its working directory is on this machine, so that we can look at it."""
+        return self.host == platform.node()
+
+    def run_lives(self) -> bool:
+        """Whether the controller of its run is still there to remove it."""
+        assert self.run is not None
+        try:
+            state = json.loads((self.workdir / "runs" / self.run / "state.json").read_text())
+            process = psutil.Process(int(state["controller"]["pid"]))
+            return abs(process.create_time() - float(state["controller"]["started"])) < 1
+        except PermissionError:
+            return True  # another user's: not ours to judge
+        except (OSError, ValueError, KeyError, TypeError, psutil.NoSuchProcess):
+            return False
+
+
+def list_labs(client: "DockerClient | None" = None, lab_id: str | None = None) -> list[Lab]:
+    """All labs on the engine, or the one with that id, oldest first.
+
+    Raises:
+        LabError: no engine answers.
+    """
+    client = client or connect()
+    label = f"{LABEL}.lab" if lab_id is None else f"{LABEL}.lab={lab_id}"
+    labs: dict[str, Lab] = {}
+    for item in client.api.containers(all=True, filters={"label": label}):
+        lab = _lab_of(labs, item["Labels"])
+        lab.created = max(lab.created, float(item["Created"]))
+        lab.nodes.append(_node(item))
+    for item in client.api.networks(filters={"label": label}):
+        _lab_of(labs, item["Labels"]).networks.append(item["Id"])
+    for lab in labs.values():
+        lab.nodes.sort(key=lambda node: node.rank)
+    return sorted(labs.values(), key=lambda lab: (lab.created, lab.id))
+
+
+def _lab_of(labs: dict[str, Lab], labels: dict[str, str]) -> Lab:
+    lab_id = labels[f"{LABEL}.lab"]
+    if lab_id not in labs:
+        labs[lab_id] = Lab(
+            id=lab_id,
+            topology=labels.get(f"{LABEL}.topology", "?"),
+            workdir=Path(labels.get(f"{LABEL}.workdir", "/")),
+            host=labels.get(f"{LABEL}.host", ""),
+            expected=int(labels.get(f"{LABEL}.nodes", 0)),
+            run=labels.get(f"{LABEL}.run"),
+        )
+    return labs[lab_id]
+
+
+def _node(item: dict[str, Any]) -> LabNode:
+    labels = item["Labels"]
+    return LabNode(
+        name=labels.get(f"{LABEL}.node", "?"),
+        rank=int(labels.get(f"{LABEL}.node-rank", 0)),
+        state=item["State"],
+        container_id=item["Id"],
+        config=labels.get(f"{LABEL}.config", ""),
+    )
+
+
+def remove_lab(client: "DockerClient", lab: Lab) -> None:
+    """Remove the containers, then the networks. What has gone meanwhile is as good as removed."""
+    from docker.errors import NotFound
+
+    def remove(node: LabNode) -> None:
+        with contextlib.suppress(NotFound), _already_going():
+            client.api.remove_container(node.container_id, force=True, v=True)
+
+    if lab.nodes:
+        with ThreadPoolExecutor(min(PARALLEL, len(lab.nodes))) as pool:
+            list(pool.map(remove, lab.nodes))
+    for network in lab.networks:
+        with contextlib.suppress(NotFound):
+            client.api.remove_network(network)
+
+
+@contextlib.contextmanager
+def _already_going() -> Iterator[None]:
+    """Quiet when somebody else is removing the same container."""
+    from docker.errors import APIError
+
+    try:
+        yield
+    except APIError as error:
+        if "already in progress" not in str(error.explanation):
+            raise
+
+
+def collect_garbage(
+    *, dry_run: bool = False, progress: Progress = lambda _line: None
+) -> Sequence[str]:
+    """Remove what nobody will remove any more; returns one line for each thing, with the reason.
+
+    That is: labs whose run has lost its controller, whose working directory has gone, or of which
+    a part is missing or does not run, unless somebody is bringing them up just now; and images of
+    the nodes that the present code is not and no container uses.
+
+    Raises:
+        LabError: no engine answers.
+    """
+    client = connect()
+    removed = []
+    for lab in list_labs(client):
+        with workdir_lock(lab.workdir, wait=False) as locked:
+            reason = _why_garbage(lab) if locked else None
+            if reason is not None:
+                removed.append(f"lab {lab.id}: {reason}")
+                progress(removed[-1])
+                if not dry_run:
+                    remove_lab(client, lab)
+    for tag in stale_images(client):
+        removed.append(f"image {tag}: of other code than the present")
+        progress(removed[-1])
+        if not dry_run:
+            remove_image(client, tag)
+    return removed
+
+
+def _why_garbage(lab: Lab) -> str | None:
+    if lab.ours:
+        with contextlib.suppress(PermissionError):  # another user's: not ours to judge
+            if not lab.workdir.exists():
+                return f"its working directory {lab.workdir} has gone"
+        if lab.run is not None and not lab.run_lives():
+            return f"the controller of its run {lab.run} has gone"
+    if not lab.complete and (lab.run is None or not lab.ours):
+        up = sum(node.state == "running" for node in lab.nodes)
+        return f"{up} of its {lab.expected} nodes run"
+    return None
+
+
+@contextlib.contextmanager
+def workdir_lock(workdir: Path, *, wait: bool) -> Iterator[bool]:
+    """Keep others from making or removing nodes for the same folder meanwhile.
+
+    The lock is on the folder itself, so that no lock file stays behind, and it goes with the
+    process. Yields whether it was got; where the folder has gone there is nobody to lock out.
+    """
+    try:
+        folder = os.open(workdir, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield True
+        return
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Let a second Ctrl-C not stop the cleaning up after the first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
