@@ -1,9 +1,10 @@
 """Checkpoints that a crash cannot spoil, and that loading cannot turn into running code."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -13,31 +14,43 @@ def checkpoint_folder() -> Path:
     return Path(os.environ.get("LAB_RUN_DIR") or ".") / "checkpoints"
 
 
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that becomes `path` when the block ends well, and vanishes when it does not.
+
+    A reader or a crash sees the old file or the new one, whole. The folder is made if need be.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)  # the new name is on the disk when its folder is
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 def save_checkpoint(state: Mapping[str, Any], path: Path) -> None:
-    """Write a checkpoint so that at any moment `path` holds the old one or the new one, whole.
+    """Write a checkpoint atomically.
 
     Call it on one rank only: the replicas are equal, and ranks that write one file spoil it.
 
     Args:
         state: tensors, numbers, strings and containers of them, as `load_checkpoint` reads.
         path: its folder is made if need be.
+
+    Raises:
+        OSError: it could not be written; what was there before still is.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            torch.save(dict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    # The new name is only on the disk when its folder is.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with atomic_file(path) as file:
+        torch.save(dict(state), file)
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:

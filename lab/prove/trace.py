@@ -1,0 +1,129 @@
+"""The same training twice, step by step: on N ranks, and in one process that plays all N."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import count, islice
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from lab.parallel import MinimalDDP
+from lab.training.data import Sample, wine_split
+from lab.training.wine import WineClassifier
+from lab.training.world import World
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained: the Wine classifier, for some steps, over as many epochs as they need."""
+
+    steps: int = 20
+    batch_size: int = 32
+    """Per rank. The last batch of an epoch is smaller; it is so on all ranks."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 1e-3
+    seed: int = 42
+    impl: Literal["ours", "torch"] = "ours"
+
+    def optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
+        """A fresh optimiser."""
+        kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.SGD
+        return kind(model.parameters(), lr=self.learning_rate)
+
+
+@dataclass
+class Trace:
+    """What happened in each of K steps to a model of P parameters."""
+
+    epochs: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    """Of the batch that this process saw; the mean of all N where it plays all ranks."""
+    gradients: list[Tensor] = field(default_factory=list)
+    """K tensors [P] float32 on the CPU, as the optimiser got them."""
+    parameters: list[Tensor] = field(default_factory=list)
+    """K tensors [P] float32 on the CPU, as the optimiser left them."""
+    sha256: list[str] = field(default_factory=list)
+    """Of the parameters' bytes."""
+
+    def step(
+        self, epoch: int, loss: float, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Take the optimiser's step and record what it started from and led to."""
+        trained = list(model.parameters())
+        self.gradients.append(_flat(p.grad for p in trained if p.grad is not None))
+        optimizer.step()
+        self.parameters.append(_flat(trained))
+        self.sha256.append(hashlib.sha256(self.parameters[-1].numpy().tobytes()).hexdigest())
+        self.epochs.append(epoch)
+        self.losses.append(loss)
+
+
+def batches(recipe: Recipe, rank: int, world_size: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """This rank's (epoch, inputs, targets) for each step, as `lab.training.wine` draws them."""
+    data = wine_split().train
+    sampler: DistributedSampler[Sample] = DistributedSampler(
+        data, num_replicas=world_size, rank=rank, shuffle=True, seed=recipe.seed
+    )
+    loader = DataLoader(data, batch_size=recipe.batch_size, sampler=sampler)
+
+    def endless() -> Iterator[tuple[int, Tensor, Tensor]]:
+        for epoch in count(1):
+            sampler.set_epoch(epoch)
+            for inputs, targets in loader:
+                yield epoch, inputs, targets
+
+    return islice(endless(), recipe.steps)
+
+
+def run_distributed(recipe: Recipe, world: World) -> Trace:
+    """Train data-parallel. A collective: every rank calls it and gets its own trace.
+
+    Each rank begins with weights of its own, so the broadcast at construction is proven as well.
+    """
+    torch.manual_seed(recipe.seed + world.rank)
+    bare = WineClassifier().to(world.device)
+    model = MinimalDDP(bare) if recipe.impl == "ours" else DistributedDataParallel(bare)
+    optimizer = recipe.optimizer_of(model)
+    trace = Trace()
+    for epoch, inputs, targets in batches(recipe, world.rank, world.size):
+        optimizer.zero_grad()
+        loss = cross_entropy(model(inputs.to(world.device)), targets.to(world.device))
+        loss.backward()
+        if isinstance(model, MinimalDDP):
+            model.sync_grads()
+        trace.step(epoch, loss.item(), model, optimizer)
+    return trace
+
+
+def run_one_process(recipe: Recipe, world_size: int, device: torch.device) -> Trace:
+    """Train in this process alone what `world_size` ranks would train together.
+
+    Each step accumulates the gradients of the ranks' batches, in rank order, and divides by their
+    number. No collective and no wrapper takes part.
+    """
+    torch.manual_seed(recipe.seed)
+    model = WineClassifier().to(device)
+    optimizer = recipe.optimizer_of(model)
+    trace = Trace()
+    shards = [batches(recipe, rank, world_size) for rank in range(world_size)]
+    for microbatches in zip(*shards, strict=True):
+        optimizer.zero_grad()
+        losses = []
+        for _, inputs, targets in microbatches:
+            loss = cross_entropy(model(inputs.to(device)), targets.to(device))
+            loss.backward()
+            losses.append(loss.item())
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= world_size
+        trace.step(microbatches[0][0], sum(losses) / world_size, model, optimizer)
+    return trace
+
+
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in tensors]).cpu()
