@@ -23,13 +23,14 @@ from lab.transport.containers import (
     memory_limit,
     node_address,
 )
-from lab.transport.engine import connect
+from lab.transport.engine import connect, engine_answers
 from lab.transport.exec_channel import DockerChannel
 from lab.transport.image import ensure_image
 from lab.transport.labs import (
     PARALLEL,
     Lab,
     collect_garbage,
+    find_labs,
     list_labs,
     remove_lab,
     without_interrupts,
@@ -39,7 +40,7 @@ from lab.transport.labs import (
 if TYPE_CHECKING:
     from docker import DockerClient
 
-__all__ = ["DockerTransport", "Lab", "collect_garbage", "list_labs"]
+__all__ = ["DockerTransport", "collect_garbage", "engine_answers", "list_labs"]
 
 
 class DockerTransport:
@@ -80,7 +81,7 @@ class DockerTransport:
             self._bring_up(spec, progress, run_id)
 
     def _bring_up(self, spec: LabSpec, progress: Progress, run_id: str | None) -> None:
-        for lab in list_labs(self._client, self.lab_id):
+        for lab in find_labs(self._client, self.lab_id):
             self._refuse_anothers(lab, run_id)
             as_asked = {node.name: node.config for node in lab.nodes} == {
                 container.node: spec.config for container in spec.containers
@@ -108,7 +109,7 @@ class DockerTransport:
         except BaseException:
             with without_interrupts():
                 pool.shutdown(wait=True, cancel_futures=True)
-                for lab in list_labs(self._client, self.lab_id):
+                for lab in find_labs(self._client, self.lab_id):
                     remove_lab(self._client, lab)
             raise
         pool.shutdown()
@@ -225,7 +226,7 @@ class DockerTransport:
     def down(self, progress: Progress) -> None:
         """See `Transport`."""
         with workdir_lock(self.workdir, wait=True):
-            for lab in list_labs(self._client, self.lab_id):
+            for lab in find_labs(self._client, self.lab_id):
                 progress(f"removing {len(lab.nodes)} nodes ({lab.id})")
                 with without_interrupts(), _api_errors(f"{lab.id} cannot be removed"):
                     remove_lab(self._client, lab)

@@ -11,9 +11,10 @@ import os
 import platform
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,25 @@ class Lab:
         """Whether its working directory is on this machine, so that we can look at it."""
         return self.host == platform.node()
 
+    @property
+    def state(self) -> str:
+        """`up` where all nodes run, else how many do."""
+        running = sum(node.state == "running" for node in self.nodes)
+        return "up" if self.complete else f"{running} of {self.expected} nodes"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `created` in ISO 8601, null where there is only a network."""
+        created = datetime.fromtimestamp(self.created, UTC).isoformat(timespec="seconds")
+        return {
+            "id": self.id,
+            "topology": self.topology,
+            "state": self.state,
+            "run": self.run,
+            "created": created if self.created else None,
+            "workdir": str(self.workdir),
+            "nodes": [{"name": n.name, "rank": n.rank, "state": n.state} for n in self.nodes],
+        }
+
     def run_lives(self) -> bool:
         """Whether the controller of its run is still there to remove it."""
         assert self.run is not None
@@ -85,13 +105,17 @@ class Lab:
             return False
 
 
-def list_labs(client: "DockerClient | None" = None, lab_id: str | None = None) -> list[Lab]:
-    """All labs on the engine, or the one with that id, oldest first.
+def list_labs() -> list[dict[str, Any]]:
+    """All labs on the engine, oldest first, as plain data: see `Lab.to_json`.
 
     Raises:
         LabError: no engine answers.
     """
-    client = client or connect()
+    return [lab.to_json() for lab in find_labs(connect())]
+
+
+def find_labs(client: "DockerClient", lab_id: str | None = None) -> list[Lab]:
+    """All labs on an engine, or the one with that id, oldest first."""
     label = f"{LABEL}.lab" if lab_id is None else f"{LABEL}.lab={lab_id}"
     labs: dict[str, Lab] = {}
     for item in client.api.containers(all=True, filters={"label": label}):
@@ -158,9 +182,7 @@ def _already_going() -> Iterator[None]:
             raise
 
 
-def collect_garbage(
-    *, dry_run: bool = False, progress: Progress = lambda _line: None
-) -> Sequence[str]:
+def collect_garbage(dry_run: bool = False, progress: Progress = lambda _line: None) -> list[str]:
     """Remove what nobody will remove any more; returns one line for each thing, with the reason.
 
     That is: labs whose run has lost its controller, whose working directory has gone, or of which
@@ -172,7 +194,7 @@ def collect_garbage(
     """
     client = connect()
     removed = []
-    for lab in list_labs(client):
+    for lab in find_labs(client):
         with workdir_lock(lab.workdir, wait=False) as locked:
             reason = _why_garbage(lab) if locked else None
             if reason is not None:
@@ -196,8 +218,7 @@ def _why_garbage(lab: Lab) -> str | None:
         if lab.run is not None and not lab.run_lives():
             return f"the controller of its run {lab.run} has gone"
     if not lab.complete and (lab.run is None or not lab.ours):
-        up = sum(node.state == "running" for node in lab.nodes)
-        return f"{up} of its {lab.expected} nodes run"
+        return f"only {lab.state}"
     return None
 
 
