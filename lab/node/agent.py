@@ -11,7 +11,6 @@ import platform
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.node import processes
-from lab.node.environment import default_threads, rank_environment
+from lab.node.environment import launch_environment, rank_environment
 from lab.node.ports import Reservation
 from lab.node.protocol import STOP_GRACE, NodeJob, decode, encode
+from lab.node.spawn import RankStart, Spawn, spawn_cold
 
 CHUNK = 1 << 16
 BUFFER_LIMIT = 1 << 20
@@ -30,8 +30,6 @@ PIPE_CAPACITY = 1 << 20
 """The most that Linux lets a pipe hold without privileges (/proc/sys/fs/pipe-max-size)."""
 FLUSH_TIMEOUT = 2.0
 PIPES = ("out", "err", "events")
-BOOTSTRAP = Path(__file__).resolve().parent.parent / "rank" / "__main__.py"
-"""Run by path, not as a module: a `lab` folder of the user's own must not be taken for ours."""
 
 
 @dataclass
@@ -47,19 +45,26 @@ class Pipe:
 class Agent:
     """Drives one `NodeJob` from its `hello` to its `bye`."""
 
-    def __init__(self, job: NodeJob, commands: int, reports: int, received: bytes = b"") -> None:
+    def __init__(
+        self,
+        job: NodeJob,
+        commands: int,
+        reports: int,
+        received: bytes = b"",
+        spawn: Spawn = spawn_cold,
+    ) -> None:
         """`commands` and `reports` are the file descriptors of the protocol's two directions.
 
-        `received` is what has been read from `commands` already.
+        `received` is what has been read from `commands` already; `spawn` starts a rank.
         """
         self.job = job
+        self._spawn = spawn
         self._commands = commands
         self._reports = reports
         self._received = received
         self._controller_gone = False
         self._unsent = bytearray()
         self._ranks: dict[int, int] = {}  # pid -> rank, until it has been reaped
-        self._popen: list[Any] = []  # kept, so that Popen's finaliser does not reap our ranks
         self._pipes: dict[int, Pipe] = {}  # by descriptor, until they end
         self._paused = False
         self._kill_at: float | None = None
@@ -110,27 +115,26 @@ class Agent:
         for local_rank in range(self.job.slots):
             rank = self.job.first_rank + local_rank
             reads, writes = zip(*(os.pipe() for _ in PIPES), strict=True)
+            stdin = os.open(os.devnull, os.O_RDONLY)
             try:
-                process = processes.start(
-                    [sys.executable, "-u", str(BOOTSTRAP), *self.job.command],
-                    cwd=self.job.cwd,
-                    env={
-                        **self._environment(local_rank, addr, port),
-                        "LAB_EVENTS_FD": str(writes[PIPES.index("events")]),
-                    },
-                    stdout=writes[PIPES.index("out")],
-                    stderr=writes[PIPES.index("err")],
-                    pass_fds=[writes[PIPES.index("events")]],
+                pid = self._spawn(
+                    RankStart(
+                        command=self.job.command,
+                        cwd=self.job.cwd,
+                        env=self._environment(local_rank, addr, port),
+                        stdin=stdin,
+                        stdout=writes[PIPES.index("out")],
+                        stderr=writes[PIPES.index("err")],
+                        events=writes[PIPES.index("events")],
+                    )
                 )
             except OSError as error:
                 self._fail(f"rank {rank} cannot be started: {error}")
                 return
-            finally:
-                for fd in writes:
-                    os.close(fd)
-            self._popen.append(process)
-            self._ranks[process.pid] = rank
-            self._report("started", rank=rank, pid=process.pid)
+            for fd in (stdin, *writes):  # not in a `finally`: a fork passes here as a rank
+                os.close(fd)
+            self._ranks[pid] = rank
+            self._report("started", rank=rank, pid=pid)
             for name, fd in zip(PIPES, reads, strict=True):
                 os.set_blocking(fd, False)
                 self._pipes[fd] = Pipe(rank, name, fd)
@@ -139,9 +143,7 @@ class Agent:
 
     def _environment(self, local_rank: int, addr: str, port: int) -> dict[str, str]:
         job = self.job
-        inherited = {**default_threads(job.slots), **os.environ, **job.env}
-        inherited.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-        return inherited | rank_environment(
+        return launch_environment(os.environ, job.env, job.slots) | rank_environment(
             rank=job.first_rank + local_rank,
             local_rank=local_rank,
             world_size=job.world_size,
@@ -191,7 +193,7 @@ class Agent:
         os.set_blocking(read, False)
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in processes.AGENT_SIGNALS:
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         return read
@@ -309,18 +311,3 @@ class Agent:
             self._send()
             if len(self._unsent) < left or not self._controller_gone:
                 give_up = time.monotonic() + FLUSH_TIMEOUT
-
-
-def main() -> None:
-    """Read the job from the first line of stdin and serve it on stdin and stdout."""
-    received = b""
-    while b"\n" not in received:
-        data = os.read(0, CHUNK)
-        if not data:
-            return
-        received += data
-    line, rest = received.split(b"\n", 1)
-    # Whatever a library prints must not get between the protocol's lines.
-    reports = os.dup(1)
-    os.dup2(2, 1)
-    Agent(NodeJob.from_json(line.decode()), commands=0, reports=reports, received=rest).run()

@@ -1,5 +1,7 @@
 """The variables that every rank finds: torchrun's, name by name, and lab's own."""
 
+from collections.abc import Mapping
+
 
 def rank_environment(
     *,
@@ -25,8 +27,7 @@ def rank_environment(
     are what scripts written for other launchers look for, and ours.
 
     Returns:
-        name -> value. OMP_NUM_THREADS is not among them, since it is only a default: see
-        `default_threads`.
+        name -> value. What is only a default is not among them: see `launch_environment`.
     """
     return {
         "RANK": str(rank),
@@ -55,6 +56,15 @@ def rank_environment(
     }
 
 
-def default_threads(local_world_size: int) -> dict[str, str]:
-    """OMP_NUM_THREADS as torchrun sets it where the user did not: 1 for ranks that share a node."""
-    return {"OMP_NUM_THREADS": "1"} if local_world_size > 1 else {}
+def launch_environment(
+    inherited: Mapping[str, str], job: Mapping[str, str], slots: int
+) -> dict[str, str]:
+    """What a rank has beside the contract: the node's variables, and the job's on top.
+
+    Where neither says anything, torchrun's defaults; OMP_NUM_THREADS only for ranks that share a
+    node.
+    """
+    defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    if slots > 1:
+        defaults["OMP_NUM_THREADS"] = "1"
+    return {**defaults, **inherited, **job}

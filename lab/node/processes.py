@@ -5,15 +5,18 @@ import ctypes
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+AGENT_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What an agent wakes up for."""
 
 
 def become_subreaper() -> None:
@@ -22,7 +25,7 @@ def become_subreaper() -> None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _die_with(parent: int) -> Callable[[], None] | None:
+def die_with(parent: int) -> Callable[[], None] | None:
     """What a new child does first: ask the kernel to kill it when `parent` dies (Linux)."""
     if _LIBC is None:
         return None
@@ -34,33 +37,6 @@ def _die_with(parent: int) -> Callable[[], None] | None:
             os._exit(128 + signal.SIGKILL)
 
     return ask
-
-
-def start(
-    argv: Sequence[str],
-    *,
-    cwd: str,
-    env: Mapping[str, str],
-    stdout: int,
-    stderr: int,
-    pass_fds: Sequence[int],
-) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, without stdin.
-
-    Raises:
-        OSError: it cannot be started.
-    """
-    return subprocess.Popen(
-        argv,
-        cwd=cwd,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
-        pass_fds=pass_fds,
-        start_new_session=True,
-        preexec_fn=_die_with(os.getpid()),  # safe: the agent has one thread
-    )
 
 
 def signal_group(pid: int, number: int) -> None:

@@ -62,6 +62,8 @@ class NodeJob:
     """On top of the agent's own environment, below the rank contract."""
     pick_port: bool = False
     """Whether to look for a free port and hold it against other runs (asked of the master)."""
+    warm: bool = False
+    """Whether the node keeps a process with torch imported, and ranks may be forked from it."""
 
     def to_json(self) -> str:
         """One line."""

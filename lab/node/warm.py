@@ -1,0 +1,225 @@
+"""A process per node that has torch imported before a run arrives, and forks agents from itself.
+
+Importing torch takes longer than all the rest of a run's start. The agent of a run is a fork of the
+warm process, and its ranks are forks of the agent, so a rank begins with torch in its memory (and
+shares it with the others until it writes there).
+
+A warm process serves only runs that would have imported the very same torch in the very same way:
+`Kind.key` has everything that is read at interpreter start or import, and is part of the name that
+it listens on (Linux's abstract sockets: in the node's network namespace, gone with the process).
+A run of another kind does not find it, starts from nothing, and leaves a warm process of its own
+kind in its place.
+"""
+
+import contextlib
+import gc
+import hashlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+READ_AT_START = (
+    *("ATEN_", "CUDA_", "GLIBC_", "GLOO_", "GOMP_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_"),
+    *("MKL_", "NCCL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH_"),
+)
+"""Variables that the interpreter, torch or a library below it reads before the script can."""
+ACCEPTED = b"accepted"
+CONNECT_TIMEOUT = 60.0
+"""Seconds to wait for a warm process that is still importing."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a warm process must have been started with to be as good as a new process."""
+
+    env: Mapping[str, str]
+    """The variables that are read at start."""
+    key: str
+
+    @classmethod
+    def of(cls, env: Mapping[str, str]) -> "Kind":
+        """The kind of process that a rank with this environment needs, as things are now."""
+        read = {name: env[name] for name in sorted(env) if name.startswith(READ_AT_START)}
+        installed = [
+            (path, Path(path).stat().st_mtime_ns)  # pip install touches the folder
+            for path in [sys.executable, __file__, *sys.path]
+            if path and Path(path).exists()
+        ]
+        text = json.dumps([read, installed, os.getuid()])
+        return cls(read, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+    @property
+    def address(self) -> str:
+        """The abstract socket's name."""
+        return f"\0multinode-lab-warm-{self.key}"
+
+
+# The agent's side
+
+
+def hand_over(kind: Kind, received: bytes) -> bool:
+    """Have a warm process of that kind take over stdin, stdout, stderr, and what stdin has said.
+
+    Returns:
+        False when there is none; True when the job has been run to its end.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(CONNECT_TIMEOUT)
+        try:
+            connection.connect(kind.address)
+            if _peer_uid(connection) != os.getuid():
+                return False
+            message = json.dumps({"env": dict(os.environ), "received": received.decode()}).encode()
+            socket.send_fds(connection, [struct.pack(">L", len(message))], [0, 1, 2])
+            connection.sendall(message)
+            if connection.recv(len(ACCEPTED)) != ACCEPTED:
+                return False
+        except OSError:
+            return False
+        connection.settimeout(None)
+        with contextlib.suppress(OSError):
+            connection.recv(1)  # ends when the agent does
+    return True
+
+
+def leave_warm(kind: Kind, env: Mapping[str, str]) -> None:
+    """Start a warm process of that kind, in place of one of another kind; do not wait for it."""
+    subprocess.Popen(
+        [sys.executable, "-u", __file__, kind.key],
+        env={**env},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    credentials = connection.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+    )
+    uid: int = struct.unpack("3i", credentials)[1]
+    return uid
+
+
+# The warm process
+
+
+def _serve(key: str) -> None:
+    """Listen, replace the warm process that was here, import torch, fork an agent a connection."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(Kind({}, key).address)
+    except OSError:
+        return  # another one of the same kind was faster
+    listener.listen(64)  # whoever comes while torch is being imported waits for it
+    _replace_predecessor()
+    with contextlib.suppress(ImportError):
+        import torch
+        import torch.distributed  # noqa: F401
+    gc.freeze()  # what is there now stays shared between all forks
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # agents are not waited for
+    while True:
+        connection, _ = listener.accept()
+        if _peer_uid(connection) == os.getuid() and os.fork() == 0:
+            listener.close()
+            _become_agent(connection)
+        connection.close()
+
+
+def _become_agent(connection: socket.socket) -> NoReturn:
+    """In the fork: run the job's agent on the descriptors that came with it."""
+    from lab.node.agent import Agent
+    from lab.node.protocol import NodeJob
+    from lab.node.spawn import spawn_fork
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    head, fds, _, _ = socket.recv_fds(connection, 4, 3)
+    (size,) = struct.unpack(">L", head)
+    text = b""
+    while len(text) < size:
+        text += connection.recv(size - len(text))
+    message = json.loads(text)
+    os.environ.clear()
+    os.environ.update(message["env"])
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+        os.close(fd)
+    connection.sendall(ACCEPTED)
+    line, rest = message["received"].split("\n", 1)
+    reports = os.dup(1)
+    os.dup2(2, 1)
+    Agent(NodeJob.from_json(line), 0, reports, rest.encode(), spawn_fork).run()
+    os._exit(0)
+
+
+def _replace_predecessor() -> None:
+    """End the warm process that ran here before, by its recorded pid and start time."""
+    record = Path(tempfile.gettempdir()) / f"multinode-lab-warm-{os.getuid()}"
+    with contextlib.suppress(OSError, ValueError):
+        if record.stat().st_uid == os.getuid():
+            pid, started = record.read_text().split()
+            if _started(int(pid)) == started:
+                os.kill(int(pid), signal.SIGTERM)
+    temporary = record.with_suffix(f".{os.getpid()}")
+    temporary.write_text(f"{os.getpid()} {_started(os.getpid())}")
+    temporary.replace(record)
+
+
+def _started(pid: int) -> str:
+    """When a process started, in clock ticks since boot (proc(5), stat)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def _main() -> None:
+    own_folder, *rest = sys.path
+    from_lab = str(Path(__file__).resolve().parent.parent.parent)
+    sys.path[:] = [from_lab, *rest]
+    from lab.node.spawn import BOOTSTRAP, BecomeRank
+
+    try:
+        _serve(sys.argv[1])
+        return
+    except BecomeRank as rank:
+        command = rank.command
+    # From here on this is a rank, and looks like a new interpreter that runs the bootstrap. What
+    # belonged to the agent goes now, not when the script has opened files of the same numbers.
+    gc.collect()
+    sys.path[:] = [own_folder, *rest]
+    sys.argv = [str(BOOTSTRAP), *command]
+    _become_rank(BOOTSTRAP)
+
+
+def _become_rank(bootstrap: Path) -> None:
+    import importlib.util
+    import random
+
+    for name in [name for name in sys.modules if name == "lab" or name.startswith("lab.")]:
+        del sys.modules[name]  # the script may have a `lab` of its own
+    # New processes have seeds of their own; forks would all draw the same numbers.
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
+    spec = importlib.util.spec_from_file_location("_lab_rank", bootstrap)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main()
+
+
+if __name__ == "__main__":
+    _main()
