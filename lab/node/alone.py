@@ -31,6 +31,7 @@ GRACE = 1.0
 OUTLIVE = 3.0
 """Seconds that the other nodes stay when the first has ended."""
 VERDICT_TIMEOUT = 60.0
+LAST_LINES = 30
 END: Message = {"type": "end"}
 """In the inbox: the agent has ended."""
 
@@ -255,6 +256,18 @@ def outlive_the_first(board: RunBoard) -> int:
     return int(verdict["exit_code"])
 
 
+def _print_last_words(run: Path, failure: Mapping[str, Any]) -> None:
+    """Repeat why it failed, which stands far above what its victims wrote."""
+    words = failure["traceback"]
+    if words is None:
+        with contextlib.suppress(OSError):
+            path = run / failure["node"] / f"rank{failure['rank']}.err"
+            words = path.read_text(errors="replace")
+    if words:
+        say(f"the last words of rank {failure['rank']} on {failure['node']}:")
+        print("\n".join(words.rstrip().splitlines()[-LAST_LINES:]), file=sys.stderr, flush=True)
+
+
 def say(text: str) -> None:
     """One line of lab's own."""
     print(f"lab: {text}", file=sys.stderr, flush=True)
@@ -297,9 +310,8 @@ def main() -> int:
         return outlive_the_first(board)
     verdict = judge(board)
     write_whole(run / "verdict.json", verdict)
-    if verdict["first"] is not None and verdict["first"]["traceback"]:
-        say(f"the last words of rank {verdict['first']['rank']} on {verdict['first']['node']}:")
-        print(verdict["first"]["traceback"].rstrip(), file=sys.stderr)
+    if verdict["first"] is not None:
+        _print_last_words(run, verdict["first"])
     say(f"{verdict['summary']} (exit code {verdict['exit_code']})")
     return int(verdict["exit_code"])
 

@@ -99,6 +99,8 @@ def _service(node: Container, env: Mapping[str, str], first: Container) -> list[
             "    build: {context: ., dockerfile: docker/node.Dockerfile}",
             "    pull_policy: build  # seconds where nothing has changed; never old code",
         ]
+    else:
+        lines.append("    pull_policy: never  # it is the image that the first node builds")
     lines += ["    environment:", "      <<: *environment", *_mapping(env, 6)]
     options: dict[str, Any] = {}
     if node.aliases:

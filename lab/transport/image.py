@@ -199,7 +199,7 @@ def fill_local(local: Path) -> None:
     """Put there what this machine hands to the build: see docker/local/README.md."""
     local.mkdir(parents=True, exist_ok=True)
     given = _asset_root() / "docker/local"
-    if given.is_dir():
+    if given.is_dir() and given.resolve() != local.resolve():
         shutil.copytree(given, local, copy_function=_link, dirs_exist_ok=True)
     for folder in os.environ.get("PIP_FIND_LINKS", "").split():
         for wheel in Path(folder).glob("torch-*linux*.whl"):
