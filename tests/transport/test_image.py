@@ -1,0 +1,87 @@
+"""The image's name and context, and what the building machine hands in."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import lab
+from lab.errors import UsageError
+from lab.transport import image
+
+
+def test_the_context_is_all_that_the_dockerfile_copies(tmp_path: Path) -> None:
+    with image.staged_context() as context:
+        for name in image.ASSETS:
+            assert (context / name).is_file()
+        assert (context / "lab/node/agent.py").is_file()
+        assert (context / "docker/node-entrypoint").stat().st_mode & 0o111
+        assert not list(context.rglob("__pycache__"))
+    assert not context.exists()
+
+
+def test_the_tag_follows_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(lab.__file__).parent.parent
+    for folder in ("lab", "docker"):
+        shutil.copytree(root / folder, tmp_path / folder, symlinks=True)
+    monkeypatch.setattr(lab, "__file__", str(tmp_path / "lab/__init__.py"))
+    before = image.image_tag()
+    assert image.image_tag() == before
+    with (tmp_path / "lab/node/agent.py").open("a") as file:
+        file.write("# changed\n")
+    changed = image.image_tag()
+    assert changed != before
+    (tmp_path / "docker/local/more").write_text("what is handed in is not in the image")
+    assert image.image_tag() == changed
+
+
+def test_requirements_make_another_tag_and_must_be_there(tmp_path: Path) -> None:
+    wanted = tmp_path / "mine.txt"
+    with pytest.raises(UsageError, match=r"no file .*mine\.txt"):
+        image.image_tag(wanted, tmp_path)
+    wanted.write_text("six\n")
+    assert image.image_tag(wanted, tmp_path) != image.image_tag()
+    with image.staged_context(wanted) as context:
+        assert (context / image.USER_REQUIREMENTS).read_text() == "six\n"
+
+
+def test_what_the_machine_has_is_handed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for name in ("torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "numpy-1-linux.whl"):
+        (wheels / name).write_text("")
+    (tmp_path / "bundle.pem").write_text("a CA")
+    for name in (*image._CA_VARIABLES, *image._PIP_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{wheels} https://example.org/wheels")
+    monkeypatch.setenv("PIP_CERT", str(tmp_path / "bundle.pem"))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://pip.example.org/simple")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "file:///mirror https://more.example.org")
+    local = tmp_path / "local"
+    image.fill_local(local)
+    assert [p.name for p in (local / "wheels").iterdir()] == [
+        "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl"
+    ]
+    assert (local / "ca.crt").read_text() == "a CA"
+    assert (local / "pip.conf").read_text() == (
+        "[global]\nindex-url = https://pip.example.org/simple\n"
+        "extra-index-url = https://more.example.org\n"
+    )
+
+
+def test_steps_of_the_build_are_told_once_they_work() -> None:
+    steps: dict[str, str] = {}
+    lines = [
+        "#8 [ 4/12] RUN --mount=type=bind,source=a,target=/b   pip install x",
+        "#9 [ 5/12] COPY lab /opt/lab/lab",
+        "#9 CACHED",
+        "#8 0.512 Collecting x",
+        "#8 0.600 Collecting y",
+    ]
+    assert [image._step(line, steps) for line in lines] == [
+        None,
+        None,
+        None,
+        "step 4/12: RUN pip install x",
+        None,
+    ]
