@@ -1,4 +1,14 @@
-"""The same training twice, step by step: on N ranks, and in one process that plays all N."""
+"""The same training twice, step by step: on N ranks, and in one process that plays all N.
+
+How close they come, measured with gloo on 1, 2, 3, 4 and 8 ranks: bitwise on one and two, since a
+sum of two has one order only. On more, an all-reduce sums in another order than rank order, so
+gradients differ by up to 6e-8, and over 200 steps of Adam the parameters by up to 1.2e-7.
+
+Over very many steps the rounding can reach a kink: with 8 ranks one hidden unit's input at step
+380 was 3e-7 on one side and 3e-8 on the other side of 0 for one sample, so the ReLU passed it in
+only one of the two runs and the gradients differed by 3e-4. With 3 ranks that came at step 969,
+with 4 not in 1000. That is float32, not a fault of the ranks, which stay bitwise equal throughout.
+"""
 
 import hashlib
 from collections.abc import Iterable, Iterator

@@ -104,6 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=Path(os.environ.get("LAB_RUN_DIR") or ".") / REPORT,
         help="where rank 0 writes the report (the run directory, else here)",
     )
+    parser.add_argument("--quiet", action="store_true", help="leave the verdict to the report")
     options = parser.parse_args(argv)
     recipe = Recipe(**{name: getattr(options, name) for name in asdict(default)})
     try:
@@ -118,7 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     with atomic_file(options.out) as file:
         file.write(report.dumps().encode())
-    print(report.verdict, file=sys.stderr, flush=True)
+    if not options.quiet:
+        print(report.verdict, file=sys.stderr, flush=True)
     return 0 if report.ok else EXIT_FAILURE
 
 
