@@ -1,0 +1,201 @@
+"""The proof among real ranks: it holds where training is right, and fails where it is broken."""
+
+import json
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lab.parallel import MinimalDDP
+from lab.prove import Report, trace, worker
+from tests.ranks import RankPool
+
+
+class SkippedSync(MinimalDDP):
+    """Rank 1 takes its step with its own gradients, not with the averaged ones."""
+
+    def sync_grads(self) -> None:
+        own = [p.grad.clone() for p in self.parameters() if p.grad is not None]
+        super().sync_grads()
+        if dist.get_rank() == 1:
+            for parameter, gradient in zip(self.parameters(), own, strict=True):
+                parameter.grad = gradient
+
+
+class NoSync(MinimalDDP):
+    """Nobody averages."""
+
+    def sync_grads(self) -> None:
+        pass
+
+
+class SumNotMean(MinimalDDP):
+    def sync_grads(self) -> None:
+        super().sync_grads()
+        for parameter in self.parameters():
+            assert parameter.grad is not None
+            parameter.grad *= dist.get_world_size()
+
+
+class NoBroadcast(MinimalDDP):
+    def __init__(self, module: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module, self.group = module, None
+
+
+class OneWeightOff(MinimalDDP):
+    """A single weight of the last rank, by a little more than the tolerance, in one step."""
+
+    syncs = 0
+
+    def sync_grads(self) -> None:
+        super().sync_grads()
+        self.syncs += 1
+        if self.syncs == 3 and dist.get_rank() == dist.get_world_size() - 1:
+            with torch.no_grad():
+                next(self.parameters())[0, 0] += 2e-6
+
+
+class NotANumber(MinimalDDP):
+    def sync_grads(self) -> None:
+        super().sync_grads()
+        for parameter in self.parameters():
+            assert parameter.grad is not None
+            parameter.grad.fill_(float("nan"))
+
+
+def wrong_batches(recipe: trace.Recipe, rank: int, world_size: int) -> Any:
+    """Rank 1 gets rank 0's batches."""
+    return trace_batches(recipe, 0 if rank == 1 else rank, world_size)
+
+
+trace_batches = trace.batches
+
+
+def run_distributed_on_wrong_batches(recipe: trace.Recipe, world: Any) -> trace.Trace:
+    with patch.object(trace, "batches", wrong_batches):
+        return trace_run_distributed(recipe, world)
+
+
+trace_run_distributed = trace.run_distributed
+
+BREAKS: dict[str, Any] = {
+    "none": nullcontext,
+    "wrong batch on rank 1": lambda: patch.object(
+        worker, "run_distributed", run_distributed_on_wrong_batches
+    ),
+} | {
+    kind.__name__: lambda kind=kind: patch.object(trace, "MinimalDDP", kind)
+    for kind in (SkippedSync, NoSync, SumNotMean, NoBroadcast, OneWeightOff, NotANumber)
+}
+
+
+def run_worker(broken: str, out: Path, *arguments: str) -> int:
+    context: AbstractContextManager[Any] = BREAKS[broken]()
+    with context:
+        return worker.main(["--out", str(out), "--quiet", "--steps", "8", *arguments])
+
+
+def read(path: Path) -> Report:
+    return Report.from_json(json.loads(path.read_text()))
+
+
+@pytest.mark.parametrize("impl", ["ours", "torch"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_ranks_equal_one_process(
+    ranks: RankPool, tmp_path: Path, world_size: int, impl: str
+) -> None:
+    out = tmp_path / "report.json"
+    codes = ranks.run(world_size, run_worker, "none", out, "--impl", impl, "--steps", "12")
+    assert codes == [0] * world_size
+    report = read(out)
+    assert report.ok
+    assert report.ranks_equal
+    assert report.setting.world_size == world_size
+    assert report.setting.impl == impl
+    assert [rank.rank for rank in report.ranks] == list(range(world_size))
+    assert [step.step for step in report.steps] == list(range(1, 13))
+    assert len({step.epoch for step in report.steps}) > 1
+    assert report.gradient_difference < 1e-7
+    assert 0 < report.ranks[-1].gradient_norm < 100
+    assert report.batch_difference < 1e-7
+    if world_size <= 2:
+        for step in report.steps:
+            assert step.ranks_sha256 == step.one_process_sha256
+
+
+def test_sgd_too(ranks: RankPool, tmp_path: Path) -> None:
+    out = tmp_path / "report.json"
+    assert ranks.run(3, run_worker, "none", out, "--optimizer", "sgd") == [0, 0, 0]
+    assert read(out).setting.optimizer == "sgd"
+
+
+@pytest.mark.parametrize("broken", [name for name in BREAKS if name != "none"])
+def test_what_is_broken_is_caught(ranks: RankPool, tmp_path: Path, broken: str) -> None:
+    out = tmp_path / "report.json"
+    codes = ranks.run(3, run_worker, broken, out)
+    assert codes == [1, 0, 0], "rank 0 judges"
+    report = read(out)
+    assert not report.ok
+    assert report.verdict.startswith("NOT equal to one process")
+    first = report.first_unequal
+    assert first is not None
+    assert first.step == (3 if broken == "OneWeightOff" else 1)
+    drift = broken in ("SkippedSync", "NoSync", "NoBroadcast", "OneWeightOff")
+    assert report.ranks_equal is not drift
+
+
+def test_the_guilty_rank_has_the_largest_difference(ranks: RankPool, tmp_path: Path) -> None:
+    out = tmp_path / "report.json"
+    ranks.run(3, run_worker, "OneWeightOff", out)
+    differences = [rank.parameter_difference for rank in read(out).ranks]
+    assert differences.index(max(differences)) == 2
+
+
+def test_what_is_not_a_number_is_null_in_the_report(ranks: RankPool, tmp_path: Path) -> None:
+    out = tmp_path / "report.json"
+    ranks.run(2, run_worker, "NotANumber", out)
+    data = json.loads(out.read_text(), parse_constant=pytest.fail)
+    assert data["gradient_difference"] is None
+    assert data["ok"] is False
+
+
+def different_batch() -> float:
+    """The concatenated batch against ranks that did not average."""
+    from lab.parallel import minimal
+    from lab.training.world import World
+
+    def skip(module: nn.Module, group: object = None) -> None:
+        del module, group
+
+    world = World(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), "gloo")
+    with patch.object(minimal, "all_reduce_grads_", skip):
+        return worker.compare_one_batch(trace.Recipe(), world)
+
+
+def test_the_concatenated_batch_finds_missing_averages(ranks: RankPool) -> None:
+    assert min(ranks.run(2, different_batch)) > 1e-3
+
+
+def test_one_process_draws_the_ranks_batches_and_changes_nothing_by_running_twice() -> None:
+    recipe = trace.Recipe(steps=6)
+    first, second = (trace.run_one_process(recipe, 3, torch.device("cpu")) for _ in range(2))
+    assert first.sha256 == second.sha256
+    assert len(set(first.sha256)) == 6
+    assert first.epochs == [1, 1, 2, 2, 3, 3]
+    sizes = [len(targets) for _, _, targets in trace.batches(recipe, 2, 3)]
+    assert sizes == [32, 16] * 3
+
+
+def test_epochs_are_shuffled_anew() -> None:
+    drawn: dict[int, Tensor] = {
+        epoch: inputs
+        for epoch, inputs, _ in trace.batches(trace.Recipe(steps=2, batch_size=99), 0, 4)
+    }
+    assert drawn.keys() == {1, 2}
+    assert not torch.equal(drawn[1], drawn[2])
