@@ -86,7 +86,7 @@ class Document:
         """
         self.errors: list[DocumentError] = []
         root = _compose(text)
-        if root is None:
+        if root is None or root.tag == f"{_PREFIX}null":
             raise DocumentError(None, "the file is empty; a topology needs at least `nodes: 1`")
         self._root: Node = root
         self._seen: set[int] = set()

@@ -4,7 +4,7 @@ import io
 from typing import Any, TextIO
 
 from yaml.emitter import Emitter
-from yaml.nodes import MappingNode
+from yaml.nodes import MappingNode, ScalarNode
 from yaml.representer import SafeRepresenter
 from yaml.serializer import Serializer
 
@@ -33,7 +33,14 @@ def _represent_row(dumper: _Dumper, row: _Row) -> MappingNode:
     return dumper.represent_mapping("tag:yaml.org,2002:map", row.items(), flow_style=True)
 
 
+def _represent_text(dumper: _Dumper, text: str) -> ScalarNode:
+    # Line and paragraph separators survive in double quotes only, where they are escaped.
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
 _Dumper.add_representer(_Row, _represent_row)
+_Dumper.add_representer(str, _represent_text)
 
 
 def dump_topology(topology: Topology) -> str:

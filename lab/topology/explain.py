@@ -49,8 +49,9 @@ def show(value: Any) -> str:
     if isinstance(value, int):
         # str() of an int with more than 4300 digits raises.
         return str(value) if value.bit_length() < 200 else "a very long number"
-    text = repr(value[:61]) if isinstance(value, str) else str(value)[:61]
-    return text if len(text) <= 63 else f"{text[:58]}...'"
+    if isinstance(value, str):
+        return repr(value if len(value) <= 60 else f"{value[:57]}...")
+    return str(value)[:60]
 
 
 def _problem(error: ErrorDetails, locate: Locate) -> Problem:
@@ -109,7 +110,7 @@ def _choices(error: ErrorDetails) -> list[str]:
 
 
 def _nearest(word: str, choices: list[str]) -> str | None:
-    matches = difflib.get_close_matches(word.lower(), choices, n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(word.lower(), choices, n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 

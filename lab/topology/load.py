@@ -80,10 +80,10 @@ def _parse(source: Source) -> tuple[Topology, Document]:
     try:
         topology = Topology.model_validate(_prepare(document, source.stem))
     except ValidationError as error:
-        # What the document refused has no value, and must not be called missing as well.
-        refused = {problem.field for problem in problems}
+        # What the document refused has no value; that it is empty is not the user's doing.
+        refused = {(problem.field, "nothing") for problem in problems}
         found = explain(error.errors(include_url=False), locate)
-        problems += [problem for problem in found if problem.field not in refused]
+        problems += [item for item in found if (item.field, item.found) not in refused]
     if problems:
         raise TopologyError(sorted(problems, key=lambda problem: problem.line or 0))
     return topology, document

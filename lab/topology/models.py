@@ -91,8 +91,9 @@ class Node(Section):
 class Topology(Section):
     """A cluster: nodes, the ranks on them, and the place where they run.
 
-    In Python as in YAML, `nodes` takes a node set (`node[0-3]`), a count or a list; afterwards it
-    is a tuple of `Node` in node-rank order, with every default filled in.
+    As in a file, `Topology.model_validate({"nodes": "node[0-3]", "slots": 2})` takes a node set, a
+    count or a list for the nodes; afterwards they are a tuple of `Node` in node-rank order, with
+    every default filled in.
     """
 
     name: Annotated[str, AfterValidator(check_label)] = "lab"
@@ -180,14 +181,17 @@ class Topology(Section):
         if not isinstance(data, Mapping):
             return handler(data)
         prepared, expansion = _prepare(data)
-        errors: list[InitErrorDetails] = [
-            _custom(problem.loc, problem.found, problem.allowed)
-            for problem in [*expansion.problems, *cross_problems(prepared, expansion)]
-        ]
+        errors: list[InitErrorDetails] = []
         try:
             topology = handler(prepared)
         except ValidationError as error:
-            errors = [*_in_terms_of_the_input(error, expansion), *errors]
+            errors = _in_terms_of_the_input(error, expansion)
+        refused = {details["loc"] for details in errors if "loc" in details}
+        errors += [
+            _custom(problem.loc, problem.found, problem.allowed)
+            for problem in [*expansion.problems, *cross_problems(prepared, expansion)]
+            if problem.loc not in refused
+        ]
         if errors:
             raise ValidationError.from_exception_data(cls.__name__, errors)
         return topology
