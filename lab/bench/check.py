@@ -8,12 +8,22 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lab.errors import LabError
 
 SIZES = (100, 1_000, 10_000)
-LAB = (sys.executable, "-m", "lab.cli.main")
+LAB = (sys.executable, "-P", "-m", "lab")
+
+
+class Case(NamedTuple):
+    """A command to measure."""
+
+    name: str
+    nodes: int
+    argv: Sequence[str]
+    expected: str
+    """What it has to print: an exit code of 0 alone does not show that it did the work."""
 
 
 def bench_check(runs: int = 5) -> list[dict[str, Any]]:
@@ -28,26 +38,26 @@ def bench_check(runs: int = 5) -> list[dict[str, Any]]:
         in seconds and of its peak resident set size in MiB.
 
     Raises:
-        LabError: a command failed.
+        LabError: a command failed, or did not print what it should.
     """
     with tempfile.TemporaryDirectory(prefix="lab-bench-") as folder:
         cases = _cases(Path(folder))
-        taken: dict[str, list[tuple[float, float]]] = {name: [] for name, _, _ in cases}
+        taken: dict[str, list[tuple[float, float]]] = {case.name: [] for case in cases}
         for number in range(runs + 1):
-            for name, _, argv in cases:
-                measured = _measure(argv)
+            for case in cases:
+                measured = _measure(case)
                 if number > 0:
-                    taken[name].append(measured)
-    return [_row(name, nodes, taken[name]) for name, nodes, _ in cases]
+                    taken[case.name].append(measured)
+    return [_row(case.name, case.nodes, taken[case.name]) for case in cases]
 
 
-def _cases(folder: Path) -> list[tuple[str, int, Sequence[str]]]:
-    """Name, number of nodes and argv of each command; writes the topologies they read."""
-    cases: list[tuple[str, int, Sequence[str]]] = [("lab --help", 0, (*LAB, "--help"))]
+def _cases(folder: Path) -> list[Case]:
+    """The commands; writes the topologies that they read."""
+    cases = [Case("lab --help", 0, (*LAB, "--help"), "Usage: lab")]
     for nodes in SIZES:
         path = folder / f"set-{nodes}.yaml"
         path.write_text(f"nodes: node[0-{nodes - 1}]\nslots: 8\n", encoding="utf-8")
-        cases.append((f"lab check, {nodes:,} as a set", nodes, (*LAB, "check", str(path))))
+        cases.append(_check(f"lab check, {nodes:,} as a set", nodes, path))
     for nodes in SIZES:
         path = folder / f"list-{nodes}.yaml"
         entries = "".join(
@@ -55,22 +65,30 @@ def _cases(folder: Path) -> list[tuple[str, int, Sequence[str]]]:
             for i in range(1, nodes + 1)
         )
         path.write_text(f"nodes:\n{entries}", encoding="utf-8")
-        cases.append((f"lab check, {nodes:,} as a list", nodes, (*LAB, "check", str(path))))
+        cases.append(_check(f"lab check, {nodes:,} as a list", nodes, path))
     return cases
 
 
-def _measure(argv: Sequence[str]) -> tuple[float, float]:
+def _check(name: str, nodes: int, path: Path) -> Case:
+    return Case(name, nodes, (*LAB, "check", str(path)), f"ranks   {8 * nodes:,} (8 on each node)")
+
+
+def _measure(case: Case) -> tuple[float, float]:
     """Seconds and peak MiB of one process; its own, since wait4 reports on no other."""
-    started = time.perf_counter()
-    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    with process.stderr as stream:
-        words = stream.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - started
-    process.returncode = os.waitstatus_to_exitcode(status)
+    # A file takes all it prints, where a pipe that nobody reads yet would stop it.
+    with tempfile.TemporaryFile() as file:
+        started = time.perf_counter()
+        process = subprocess.Popen(case.argv, stdout=file, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        file.seek(0)
+        printed = file.read().decode(errors="replace")
     if process.returncode != 0:
-        raise LabError(f"{' '.join(argv)} failed: {words.decode(errors='replace').strip()}")
+        raise LabError(f"{' '.join(case.argv)} failed: {printed.strip()}")
+    if case.expected not in printed:
+        shown = printed.strip()[-500:] or "nothing"
+        raise LabError(f"{' '.join(case.argv)} did not print '{case.expected}' but: {shown}")
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
     return seconds, usage.ru_maxrss * unit / 2**20
 

@@ -2,7 +2,7 @@
 
 import shlex
 
-from lab.node.environment import default_threads, rank_environment
+from lab.node.environment import launch_environment, rank_environment
 from lab.topology import Node, Rank, Topology
 
 DEFAULT_PORT = 29500
@@ -44,12 +44,12 @@ def render_env(topology: Topology, run_id: str = "manual", run_dir: str = "runs/
 
 def _block(topology: Topology, rank: Rank, run_id: str, run_dir: str) -> str:
     lines = [f"# rank {rank.rank} on {rank.node.name}"]
-    if "OMP_NUM_THREADS" not in topology.env:
-        lines += [
-            f'export {name}="${{{name}:-{value}}}"'  # only a default, as under torchrun
-            for name, value in default_threads(rank.local_world_size).items()
-        ]
     variables = _of_the_topology(topology, rank.node)
+    lines += [
+        f'export {name}="${{{name}:-{value}}}"'  # only a default, as under torchrun
+        for name, value in launch_environment({}, {}, rank.local_world_size).items()
+        if name not in variables
+    ]
     variables |= rank_environment(
         rank=rank.rank,
         local_rank=rank.local_rank,
