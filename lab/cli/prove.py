@@ -95,7 +95,8 @@ def prove(
     # With --json stdout is for one document: what ranks print stays in the run directory.
     controller, verdict = execute(loaded, job, [] if as_json else [console])
     report = _read(controller.directory.path / "prove.json")
-    if report is None or verdict.exit_code not in (0, EXIT_FAILURE):
+    # The worker's exit code must follow from its report: else something else went wrong as well.
+    if report is None or verdict.exit_code != (0 if report.ok else EXIT_FAILURE):
         print_verdict(verdict, console)
         raise typer.Exit(verdict.exit_code or EXIT_FAILURE)
     text = report.dumps()
