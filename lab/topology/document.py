@@ -187,14 +187,16 @@ def _line(node: Node) -> int:
 
 
 def _compose(text: str) -> Node | None:
-    loader = _Composer(text)
     try:
-        node: Node | None = loader.get_single_node()
+        # Without libyaml the constructor reads already, and nesting has no limit but Python's.
+        node: Node | None = _Composer(text).get_single_node()
     except yaml.MarkedYAMLError as error:
         raise _explain(error, text) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise DocumentError(line, f"is no text: {error.reason}") from None
+    except RecursionError:
+        raise DocumentError(None, f"must be nested at most {MAX_DEPTH} levels deep") from None
     return node
 
 

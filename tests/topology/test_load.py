@@ -228,11 +228,11 @@ SINGLE = [
     ("nodes: 1\ndocker:\n\tcpus: 1", "3: is indented with a tab, which YAML does not allow; use"),
     ("\tnodes: 1", "1: is indented with a tab, which YAML does not allow; use spaces"),
     ("nodes:\n  - a\n \t- b", "3: is indented with a tab"),
-    ("nodes: [node[0-3]]", "1: is no valid YAML: while parsing a flow sequence, did not find"),
+    ("nodes: [node[0-3]]", "1: is no valid YAML: while parsing a flow sequence"),
     ("nodes: 'a", "1: is no valid YAML: while scanning a quoted scalar"),
     ("nodes: *a", "1: is no valid YAML: found undefined alias"),
     ("nodes: 1\n---\nnodes: 2", "2: is no valid YAML: expected a single document"),
-    ("a: b: c", "1: is no valid YAML: mapping values are not allowed in this context"),
+    ("a: b: c", "1: is no valid YAML: mapping values are not allowed"),
     ("nodes: 1\n? [a]\n: b", "2: keys must be words"),
     ("nodes: !python/name:os.system 1", "1: nodes: must have no tag, and this has !python/name"),
     ("nodes: !!binary aGk=", "1: nodes: must have no tag, and this has tag:yaml.org,2002:binary"),
@@ -241,8 +241,7 @@ SINGLE = [
     ("quad", "1: must be a mapping (lines of `key: value`), and the file holds a single value"),
     ("nodes: &a [*a]", "1: must be nested at most 20 levels deep"),
     (f"a: {'[' * 30}{']' * 30}", "1: must be nested at most 20 levels deep"),
-    (f"a: {'[' * 3000}", "1: is no valid YAML: while increasing flow level, exceeded maximum"),
-    ("nodes: \x01", "1: is no text: control characters are not allowed"),
+    ("nodes: \x01", "1: is no text: "),
 ]
 
 
@@ -313,6 +312,11 @@ def test_aliases_cannot_blow_up() -> None:
     ]
     (found,) = problems("\n".join(lines))
     assert found.endswith("must not stand for more than 10,000 values through aliases")
+
+
+def test_no_depth_of_nesting_ends_in_a_traceback() -> None:
+    (found,) = problems(f"a: {'[' * 3000}")
+    assert "nest" in found
 
 
 def test_problems_are_data_too() -> None:

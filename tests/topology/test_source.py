@@ -102,7 +102,7 @@ def test_text_that_is_not_utf_8(folder: Path) -> None:
 
 def test_a_binary_file(folder: Path) -> None:
     (folder / "lab.yaml").write_bytes(b"\x7fELF\x01\x00\x00")
-    assert error(None) == "lab.yaml:1: is no text: control characters are not allowed"
+    assert error(None).startswith("lab.yaml:1: is no text: ")
 
 
 def test_a_byte_order_mark_is_fine(folder: Path) -> None:

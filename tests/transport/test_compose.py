@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
+import yaml
 
 from lab.topology import Topology, load_topology
 from lab.transport.compose import render_compose
@@ -50,7 +50,7 @@ def test_all_that_a_topology_can_say_is_in_it() -> None:
             },
         }
     )
-    loaded = YAML(typ="safe").load(render_compose(topology))
+    loaded = yaml.safe_load(render_compose(topology))
     big, small = loaded["services"]["big"], loaded["services"]["small"]
     assert (big["cpus"], big["mem_limit"], small["cpus"], small["mem_limit"]) == (
         2,
