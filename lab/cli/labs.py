@@ -22,12 +22,15 @@ def up(
     on: OnOption = None,
 ) -> None:
     """Bring the nodes of a topology up and leave them up; `lab run` then starts at once on them."""
+    from lab.runs.nodes import warm_up
     from lab.topology import load_topology
     from lab.transport import transport_for
 
     loaded = load_topology(topology, nodes=nodes, slots=slots, on=on)
+    transport = transport_for(loaded, Path.cwd())
     with progress_line() as progress:
-        transport_for(loaded, Path.cwd()).up(progress)
+        transport.up(progress)
+        warm_up(loaded, transport, Path.cwd())
     names = ", ".join(node.name for node in loaded.nodes[:8])
     more = f", ... ({loaded.nnodes} in all)" if loaded.nnodes > 8 else ""
     print(f"lab: {loaded.name} is up on {loaded.on}: {names}{more}")

@@ -49,6 +49,9 @@ def run(
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds between SIGTERM and SIGKILL after Ctrl-C.")
     ] = 30.0,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Start ranks from nothing, not from a warm process.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a script or module on every rank of a topology.
@@ -60,7 +63,9 @@ def run(
     from lab.topology import load_topology
 
     loaded = load_topology(topology, nodes=nodes, slots=slots, on=on, backend=backend)
-    job = Job.from_command_line(words or [], module=module, topology=loaded, cwd=Path.cwd())
+    job = Job.from_command_line(
+        words or [], module=module, topology=loaded, cwd=Path.cwd(), cold=cold
+    )
     if as_json:
         verdict = execute(loaded, job, [JsonConsole()], grace=grace)[1]
         JsonConsole().event({"type": "verdict", **verdict.to_json()})

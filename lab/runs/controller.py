@@ -16,7 +16,7 @@ from lab.node.processes import peak_memory_kib
 from lab.node.protocol import Message, NodeJob
 from lab.runs.directory import RunDirectory, RunFiles
 from lab.runs.job import Job
-from lab.runs.nodes import QUEUE_LIMIT, AgentLink, Inbox, connect
+from lab.runs.nodes import QUEUE_LIMIT, AgentLink, Inbox, connect, node_jobs
 from lab.runs.verdict import Failure, Verdict, failure_from_exit
 from lab.topology import Topology
 from lab.transport.base import Progress, Transport
@@ -136,7 +136,9 @@ class RunController:
 
     def _begin(self) -> None:
         """Start every agent, wait for the roll-call, start the ranks."""
-        jobs = self._node_jobs()
+        jobs = node_jobs(
+            self.topology, self.job, self.transport, self.directory.id, self.directory.path
+        )
         with ThreadPoolExecutor(min(32, len(jobs))) as pool:
             list(pool.map(self._connect, jobs))
         give_up = time.monotonic() + HELLO_TIMEOUT
@@ -160,31 +162,6 @@ class RunController:
     def _connect(self, job: NodeJob) -> None:
         node = self.topology.nodes[job.node_rank]
         self._links[node.name] = connect(self.transport, node, job, self._inbox)
-
-    def _node_jobs(self) -> list[NodeJob]:
-        first_rank = 0
-        jobs = []
-        for node_rank, node in enumerate(self.topology.nodes):
-            env = {**self.transport.default_env(node), **self.topology.env, **self.job.env}
-            jobs.append(
-                NodeJob(
-                    run_id=self.directory.id,
-                    run_dir=str(self.directory.path),
-                    topology=self.topology.name,
-                    node=node.name,
-                    node_rank=node_rank,
-                    nnodes=self.topology.nnodes,
-                    first_rank=first_rank,
-                    slots=node.slots,
-                    world_size=self.topology.world_size,
-                    command=self.job.command,
-                    cwd=str(self.job.cwd),
-                    env=env,
-                    pick_port=node_rank == 0 and self.topology.master.port is None,
-                )
-            )
-            first_rank += node.slots
-        return jobs
 
     # Following
 

@@ -22,10 +22,18 @@ class Job(BaseModel):
     """The caller's working directory, which the nodes see too."""
     env: Mapping[str, str] = {}
     """On top of the topology's."""
+    cold: bool = False
+    """Whether ranks must start from nothing, though the nodes may have a warm process."""
 
     @classmethod
     def from_command_line(
-        cls, words: Sequence[str], *, module: bool, topology: Topology, cwd: Path
+        cls,
+        words: Sequence[str],
+        *,
+        module: bool,
+        topology: Topology,
+        cwd: Path,
+        cold: bool = False,
     ) -> "Job":
         """The job that the command line names, else the topology's own.
 
@@ -43,7 +51,7 @@ class Job(BaseModel):
             command = ("-m", *words) if module else tuple(words)
         if command[0] != "-m":
             command = (_script(command[0], cwd), *command[1:])
-        return cls(command=command, cwd=cwd)
+        return cls(command=command, cwd=cwd, cold=cold)
 
     def __str__(self) -> str:
         return shlex.join(self.command)

@@ -1,11 +1,14 @@
 """The controller's end of each node: a channel to its agent, and a thread that reads it."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import Queue
 
 from lab.node.protocol import Message, NodeJob, decode, encode
-from lab.topology import Node
+from lab.runs.job import Job
+from lab.topology import Node, Topology
 from lab.transport.base import Channel, Transport
 
 QUEUE_LIMIT = 64
@@ -37,6 +40,54 @@ class AgentLink:
 
 Inbox = Queue[tuple[AgentLink, Message | None]]
 """What the agents say; None: a node's stream has ended."""
+
+
+def node_jobs(
+    topology: Topology, job: Job, transport: Transport, run_id: str, run_dir: Path
+) -> list[NodeJob]:
+    """Each node's part of a run, by node rank."""
+    first_rank = 0
+    jobs = []
+    for node_rank, node in enumerate(topology.nodes):
+        jobs.append(
+            NodeJob(
+                run_id=run_id,
+                run_dir=str(run_dir),
+                topology=topology.name,
+                node=node.name,
+                node_rank=node_rank,
+                nnodes=topology.nnodes,
+                first_rank=first_rank,
+                slots=node.slots,
+                world_size=topology.world_size,
+                command=job.command,
+                cwd=str(job.cwd),
+                env={**transport.default_env(node), **topology.env, **job.env},
+                pick_port=node_rank == 0 and topology.master.port is None,
+                warm=transport.keeps_warm and not job.cold,
+            )
+        )
+        first_rank += node.slots
+    return jobs
+
+
+def warm_up(topology: Topology, transport: Transport, cwd: Path) -> None:
+    """Have each node import torch ahead of its first run, where nodes can; does not wait for it."""
+    if not transport.keeps_warm:
+        return
+    job = Job(command=("-c",), cwd=cwd)
+    argv = [*transport.python(), "-P", "-m", "lab.node", "--warm"]
+
+    def warm(part: NodeJob) -> None:
+        channel = transport.start(topology.nodes[part.node_rank], argv, cwd="/")
+        channel.send(part.to_json().encode() + b"\n")
+        channel.close_stdin()
+        for _ in channel.output():
+            pass
+        channel.close()
+
+    with ThreadPoolExecutor(min(32, topology.nnodes)) as pool:
+        list(pool.map(warm, node_jobs(topology, job, transport, "", cwd)))
 
 
 def connect(transport: Transport, node: Node, job: NodeJob, inbox: Inbox) -> AgentLink:

@@ -41,6 +41,8 @@ class Transport(Protocol):
     """The nodes of one topology, in one kind of place."""
 
     topology: Topology
+    keeps_warm: bool
+    """Whether nodes keep a process with torch imported between runs, so that ranks start fast."""
 
     def up(self, progress: Progress, run_id: str | None = None) -> None:
         """Bring all nodes up; does nothing to those that are up already and as the topology says.

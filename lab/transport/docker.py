@@ -49,6 +49,8 @@ class DockerTransport:
     They are found by their labels, so that any `lab` command in the same folder finds them again.
     """
 
+    keeps_warm = True
+
     def __init__(self, topology: Topology, workdir: Path) -> None:
         """Connect to the engine.
 
@@ -249,6 +251,11 @@ class DockerTransport:
             env=env or {},
             tty=tty,
         )
+
+    def exec_arguments(self, node: Node, argv: Sequence[str]) -> list[str]:
+        """What to put after `docker exec` to run a command as `start` does."""
+        where = [f"--workdir={self.workdir}", "--user=0:0", self._container(node.name)]
+        return [*where, ENTRYPOINT, *argv]
 
     def alive(self, node: Node) -> bool:
         """See `Transport`."""

@@ -74,6 +74,8 @@ class LocalChannel:
 class LocalTransport:
     """All nodes on this machine."""
 
+    keeps_warm = False  # nothing of a node is left between two runs
+
     def __init__(self, topology: Topology, workdir: Path) -> None:
         self.topology = topology
         self._workdir = workdir
