@@ -4,6 +4,7 @@ A launcher (lab, torchrun, a Slurm script) says it in RANK, WORLD_SIZE, LOCAL_RA
 MASTER_PORT: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
 """
 
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -80,6 +81,10 @@ def join_world(
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
 
+    # Optimizers import this. Imported only after a group was made, it keeps the group alive beyond
+    # destroy_process_group (torch 2.13), and a gloo thread that lets go of its last tensor while
+    # Python ends aborts the process, now and then.
+    importlib.import_module("torch._dynamo")
     if "RANK" in os.environ:
         dist.init_process_group(backend, timeout=timeout)
     elif group_of_one:

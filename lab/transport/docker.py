@@ -162,24 +162,26 @@ class DockerTransport:
             )
             api.start(made["Id"])
             # Waits for the entrypoint's lock, so what it sets up is there afterwards.
-            ready = self._exec(made["Id"], [ENTRYPOINT, "true"])
-        if ready is not None:
-            raise LabError(ready or f"{container.node} does not start, and does not say why")
+            reason = self._why_not_ready(made["Id"])
+        if reason is not None:
+            raise LabError(reason or f"{container.node} does not start, and does not say why")
 
-    def _exec(self, container_id: str, argv: list[str]) -> str | None:
-        """None when the command succeeds, else what it, or the node that ended, said."""
+    def _why_not_ready(self, container_id: str) -> str | None:
+        """None when commands can be run on a node, else what its entrypoint said against it."""
         from docker.errors import APIError
+        from requests.exceptions import RequestException
 
-        api = self._client.api
-        try:
-            created = api.exec_create(container_id, argv, user="0:0")["Id"]
+        api: Any = self._client.api
+        said = b""
+        with contextlib.suppress(APIError):  # it does not run any more
+            created = api.exec_create(container_id, [ENTRYPOINT, "true"], user="0:0")["Id"]
             said = api.exec_start(created)
             if api.exec_inspect(created)["ExitCode"] == 0:
                 return None
-        except APIError:  # it does not run any more
-            said = b""
-        said = said or api.logs(container_id, tail=5)
-        return str(said.decode(errors="replace")).strip().removeprefix("lab: ")
+        with contextlib.suppress(RequestException):  # its own words are better, once it has ended
+            api.wait(container_id, timeout=5)
+            said = api.logs(container_id, tail=5) or said
+        return said.decode(errors="replace").strip().removeprefix("lab: ")
 
     def _config(
         self, spec: LabSpec, container: Container, labels: Mapping[str, str]
