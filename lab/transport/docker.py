@@ -3,7 +3,7 @@
 import contextlib
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from lab.transport.containers import (
     memory_limit,
     node_address,
 )
-from lab.transport.engine import connect, engine_answers
+from lab.transport.engine import api_errors, connect, engine_answers
 from lab.transport.exec_channel import DockerChannel
 from lab.transport.image import ensure_image
 from lab.transport.labs import (
@@ -141,7 +141,7 @@ class DockerTransport:
                     )
 
     def _make_network(self, spec: LabSpec, labels: Mapping[str, str]) -> None:
-        with _api_errors("the network of the nodes cannot be made"):
+        with api_errors("the network of the nodes cannot be made"):
             from docker.types import IPAMConfig, IPAMPool
 
             network = spec.network
@@ -155,7 +155,7 @@ class DockerTransport:
             )
 
     def _make_node(self, spec: LabSpec, container: Container, labels: Mapping[str, str]) -> None:
-        with _api_errors(f"{container.node} cannot be made"):
+        with api_errors(f"{container.node} cannot be made"):
             api: Any = self._client.api
             made = api.create_container_from_config(
                 self._config(spec, container, labels), name=self._container(container.node)
@@ -232,7 +232,7 @@ class DockerTransport:
         with workdir_lock(self.workdir, wait=True):
             for lab in find_labs(self._client, self.lab_id):
                 progress(f"removing {len(lab.nodes)} nodes ({lab.id})")
-                with without_interrupts(), _api_errors(f"{lab.id} cannot be removed"):
+                with without_interrupts(), api_errors(f"{lab.id} cannot be removed"):
                     remove_lab(self._client, lab)
 
     def start(
@@ -283,20 +283,3 @@ class DockerTransport:
 
     def _container(self, node: str) -> str:
         return f"{self.lab_id}-{node}"
-
-
-@contextlib.contextmanager
-def _api_errors(what: str) -> Iterator[None]:
-    """Say an engine's refusal in one line, with its own reason."""
-    from docker.errors import APIError, DockerException
-
-    try:
-        yield
-    except APIError as error:
-        reason = str(error.explanation or error).strip()
-        hint = ""
-        if "address pool" in reason or "Pool overlaps" in reason:
-            hint = "; the engine is out of networks: lab gc, lab ps, docker network prune"
-        raise LabError(f"{what}: {reason}{hint}") from error
-    except DockerException as error:
-        raise LabError(f"{what}: {error}") from error

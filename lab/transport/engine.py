@@ -2,6 +2,8 @@
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lab.errors import LabError
@@ -82,3 +84,20 @@ def _reason(error: BaseException) -> str:
     if isinstance(deepest, OSError) and deepest.strerror:
         return deepest.strerror.lower()
     return str(deepest) or type(deepest).__name__
+
+
+@contextmanager
+def api_errors(what: str) -> Iterator[None]:
+    """Say an engine's refusal in one line, with its own reason."""
+    from docker.errors import APIError, DockerException
+
+    try:
+        yield
+    except APIError as error:
+        reason = str(error.explanation or error).strip()
+        hint = ""
+        if "address pool" in reason or "Pool overlaps" in reason:
+            hint = "; the engine is out of networks: lab gc, lab ps, docker network prune"
+        raise LabError(f"{what}: {reason}{hint}") from error
+    except DockerException as error:
+        raise LabError(f"{what}: {error}") from error

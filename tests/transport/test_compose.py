@@ -82,7 +82,8 @@ class Compose:
             ["docker", "compose", *argv],
             cwd=self.folder,
             env={**os.environ, "LAB_JOB": job},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,  # Compose hands on what the ranks wrote to either
             text=True,
             check=False,
         )
@@ -129,7 +130,7 @@ def test_compose_alone_trains_fails_and_leaves_nothing(compose: Compose) -> None
     (meeting / "start.json").write_text('{"run": "stale", "nonces": {"node1": "stale"}}')
 
     good = compose.up()
-    assert good.returncode == 0, good.stdout + good.stderr
+    assert good.returncode == 0, good.stdout
     assert "[0 node0] epoch" in good.stdout
     runs = list(compose.folder.glob("runs/2*"))
     assert len(runs) == 1
@@ -138,7 +139,7 @@ def test_compose_alone_trains_fails_and_leaves_nothing(compose: Compose) -> None
 
     (compose.folder / "fail.py").write_text(FAILING)
     bad = compose.up("fail.py")
-    assert bad.returncode == 37, bad.stdout + bad.stderr
+    assert bad.returncode == 37, bad.stdout
     assert "ValueError: bad batch 7" in bad.stdout
     assert "rank 2 on node2: exited with code 37" in bad.stdout
 
