@@ -108,8 +108,11 @@ class RunController:
             self._follow()
             verdict = self._judge()
             self._finish(verdict)
+            if verdict.kind == "interrupted":
+                self.transport.release()
         except LabError as error:
             self._finish(Verdict("not-started", error.exit_code, str(error)))
+            self.transport.release()
             raise
         finally:
             self._part()

@@ -47,11 +47,17 @@ class Transport(Protocol):
     def up(self, progress: Progress, run_id: str | None = None) -> None:
         """Bring all nodes up; does nothing to those that are up already and as the topology says.
 
-        `run_id` names the run that wants them, where no `lab up` asked for them to stay.
+        `run_id` names the run that brings them up, where no `lab up` has done so.
         """
 
     def down(self, progress: Progress) -> None:
         """Remove all nodes and everything that was made for them."""
+
+    def release(self) -> None:
+        """Remove the nodes that this object's `up` made, unless somebody else uses them now.
+
+        For a run that was interrupted: what it brought up goes with it.
+        """
 
     def start(
         self,

@@ -61,8 +61,7 @@ class DockerTransport:
         self.topology = topology
         self.workdir = workdir.resolve()
         self.lab_id = lab_id(topology, self.workdir)
-        self.brought_up = False
-        """Whether `up` made the nodes, rather than found them."""
+        self._brought_up = False  # whether `up` made the nodes, rather than found them
         check_workdir(self.workdir)
         self._client: DockerClient = connect("put --on local on the command line")
 
@@ -84,12 +83,11 @@ class DockerTransport:
 
     def _bring_up(self, spec: LabSpec, progress: Progress, run_id: str | None) -> None:
         for lab in find_labs(self._client, self.lab_id):
-            self._refuse_anothers(lab, run_id)
             as_asked = {node.name: node.config for node in lab.nodes} == {
                 container.node: spec.config for container in spec.containers
             }
-            # Nodes that a run brought up go with it; those of a dead one are not to be relied on.
-            if lab.complete and as_asked and lab.run in (None, run_id):
+            # Whatever a killed controller left is not to be relied on.
+            if lab.complete and as_asked and not lab.run_was_lost():
                 return
             self._refuse_to_replace(lab)
             progress(f"replacing the nodes of {lab.id}, which are not as the topology says now")
@@ -115,30 +113,29 @@ class DockerTransport:
                     remove_lab(self._client, lab)
             raise
         pool.shutdown()
-        self.brought_up = True
+        self._brought_up = True
         progress(f"{count} node{'s' * (count > 1)} up in {time.monotonic() - began:.1f} s")
-
-    def _refuse_anothers(self, lab: Lab, run_id: str | None) -> None:
-        if lab.run is not None and lab.run != run_id and lab.run_lives():
-            raise LabError(
-                f"the nodes of {lab.id} belong to the run {lab.run}, which still goes on and will "
-                "remove them: wait for its end, or end it with Ctrl-C. For several runs at a time, "
-                "bring the nodes up first: lab up"
-            )
 
     def _refuse_to_replace(self, lab: Lab) -> None:
         """Nodes on which something runs are not pulled away under it."""
+        node = self._busy_node(lab)
+        if node is not None:
+            raise LabError(
+                f"the nodes of {lab.id} are not as the topology says now, and cannot be "
+                f"replaced while a command runs on {node}: wait for its end, or "
+                "remove them with what runs there: lab down"
+            )
+
+    def _busy_node(self, lab: Lab) -> str | None:
+        """A node on which somebody's command runs."""
         from docker.errors import NotFound
 
         for node in lab.nodes:
             with contextlib.suppress(NotFound):
                 found = self._client.api.inspect_container(node.container_id)["ExecIDs"] or []
                 if any(self._client.api.exec_inspect(one)["Running"] for one in found):
-                    raise LabError(
-                        f"the nodes of {lab.id} are not as the topology says now, and cannot be "
-                        f"replaced while a command runs on {node.name}: wait for its end, or "
-                        "remove them with what runs there: lab down"
-                    )
+                    return node.name
+        return None
 
     def _make_network(self, spec: LabSpec, labels: Mapping[str, str]) -> None:
         with api_errors("the network of the nodes cannot be made"):
@@ -233,6 +230,15 @@ class DockerTransport:
             for lab in find_labs(self._client, self.lab_id):
                 progress(f"removing {len(lab.nodes)} nodes ({lab.id})")
                 with without_interrupts(), api_errors(f"{lab.id} cannot be removed"):
+                    remove_lab(self._client, lab)
+
+    def release(self) -> None:
+        """See `Transport`."""
+        if not self._brought_up:
+            return
+        with workdir_lock(self.workdir, wait=True), without_interrupts():
+            for lab in find_labs(self._client, self.lab_id):
+                if self._busy_node(lab) is None:
                     remove_lab(self._client, lab)
 
     def start(

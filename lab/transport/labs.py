@@ -55,7 +55,7 @@ class Lab:
     expected: int
     """How many nodes it should have."""
     run: str | None
-    """The run that brought it up for itself; None where `lab up` did, and it is to stay."""
+    """The run that brought it up, if none of `lab up` did. The nodes stay when it ends."""
     created: float = 0.0
     """Seconds since the epoch; 0 where there is only a network."""
     nodes: list[LabNode] = field(default_factory=list)
@@ -92,13 +92,26 @@ class Lab:
             "nodes": [{"name": n.name, "rank": n.rank, "state": n.state} for n in self.nodes],
         }
 
-    def run_lives(self) -> bool:
-        """Whether the controller of its run is still there to remove it."""
-        assert self.run is not None
+    def run_goes_on(self) -> bool:
+        """Whether the run that brought it up has not ended, nor lost its controller."""
+        return self._controller_lives() is True
+
+    def run_was_lost(self) -> bool:
+        """Whether the controller of that run died in the middle of it."""
+        return self._controller_lives() is False
+
+    def _controller_lives(self) -> bool | None:
+        """None: there is no such run, or it has ended."""
+        if self.run is None or not self.ours:
+            return None
         try:
             state = json.loads((self.workdir / "runs" / self.run / "state.json").read_text())
+            if state["state"] != "running":
+                return None
             process = psutil.Process(int(state["controller"]["pid"]))
             return abs(process.create_time() - float(state["controller"]["started"])) < 1
+        except FileNotFoundError:
+            return None  # removed by the user, after its end
         except PermissionError:
             return True  # another user's: not ours to judge
         except (OSError, ValueError, KeyError, TypeError, psutil.NoSuchProcess):
@@ -215,9 +228,9 @@ def _why_garbage(lab: Lab) -> str | None:
         with contextlib.suppress(PermissionError):  # another user's: not ours to judge
             if not lab.workdir.exists():
                 return f"its working directory {lab.workdir} has gone"
-        if lab.run is not None and not lab.run_lives():
+        if lab.run_was_lost():
             return f"the controller of its run {lab.run} has gone"
-    if not lab.complete and (lab.run is None or not lab.ours):
+    if not lab.complete and not lab.run_goes_on():
         return f"only {lab.state}"
     return None
 

@@ -86,6 +86,9 @@ class LocalTransport:
     def down(self, progress: Progress) -> None:
         """Nothing to do, for the same reason."""
 
+    def release(self) -> None:
+        """Nothing to do, for the same reason."""
+
     def start(
         self,
         node: Node,

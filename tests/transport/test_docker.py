@@ -372,7 +372,8 @@ def test_up_again_changes_nothing_and_down_removes_all(nodes: Nodes) -> None:
     assert len(before) == 3
     again = nodes.up()
     assert things(again.lab_id) == before
-    assert (transport.brought_up, again.brought_up) == (True, False)
+    again.release()  # it made none, so it removes none
+    assert things(again.lab_id) == before
     assert [lab["state"] for lab in list_labs() if lab["id"] == again.lab_id] == ["up"]
     again.down(quiet)
     assert things(again.lab_id) == []
@@ -459,11 +460,13 @@ def _garbage(transport: DockerTransport) -> list[str]:
     return [line for line in collect_garbage(dry_run=True) if transport.lab_id in line]
 
 
-def _write_state(folder: Path, run_id: str, pid: int, started: float) -> None:
+def _write_state(
+    folder: Path, run_id: str, pid: int, started: float, state: str = "running"
+) -> None:
     directory = folder / "runs" / run_id
-    directory.mkdir(parents=True)
-    state = {"state": "running", "controller": {"pid": pid, "started": started}}
-    (directory / "state.json").write_text(json.dumps(state))
+    directory.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"state": state, "controller": {"pid": pid, "started": started}})
+    (directory / "state.json").write_text(text)
 
 
 def test_a_lab_that_is_up_is_no_garbage_and_one_with_a_dead_node_is(nodes: Nodes) -> None:
@@ -475,23 +478,37 @@ def test_a_lab_that_is_up_is_no_garbage_and_one_with_a_dead_node_is(nodes: Nodes
     assert things(transport.lab_id) == []
 
 
-def test_nodes_of_a_run_go_when_its_controller_has_gone(nodes: Nodes) -> None:
+def test_nodes_of_a_run_stay_after_it_and_go_when_its_controller_has_gone(nodes: Nodes) -> None:
     import psutil
 
     me = psutil.Process()
     _write_state(nodes.folder, "mine", me.pid, me.create_time())
     transport = nodes.transport(make())
     transport.up(quiet, "mine")
+    before = things(transport.lab_id)
+    transport.up(quiet, "another")
+    assert things(transport.lab_id) == before
     assert _garbage(transport) == []
-    with pytest.raises(LabError, match="belong to the run mine"):
-        transport.up(quiet)
+    _write_state(nodes.folder, "mine", me.pid, me.create_time(), state="finished")
+    assert _garbage(transport) == []
     # The pid lives, but it is another process than the one that was recorded.
-    (nodes.folder / "runs/mine/state.json").unlink()
-    (nodes.folder / "runs/mine").rmdir()
     _write_state(nodes.folder, "mine", me.pid, me.create_time() - 100)
     assert "the controller of its run mine has gone" in _garbage(transport)[0]
     transport.up(quiet)
     assert _garbage(transport) == []
+    assert not set(things(transport.lab_id)) & set(before)
+
+
+def test_an_interrupted_run_takes_its_nodes_along_unless_they_are_used(nodes: Nodes) -> None:
+    transport = nodes.transport(make())
+    transport.up(quiet, "mine")
+    channel = transport.start(transport.topology.nodes[1], ["cat"])
+    transport.release()
+    assert len(things(transport.lab_id)) == 3
+    channel.close_stdin()
+    assert channel.wait(10) == 0
+    transport.release()
+    assert things(transport.lab_id) == []
 
 
 def test_a_lab_goes_with_its_folder_and_a_lone_network_with_nobody(nodes: Nodes) -> None:
