@@ -1,5 +1,6 @@
 """`lab run`: any torchrun-style script on the nodes of a topology."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,22 +50,70 @@ def run(
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds between SIGTERM and SIGKILL after Ctrl-C.")
     ] = 30.0,
+    no_python: Annotated[
+        bool, typer.Option("--no-python", help="SCRIPT is an executable, not for Python.")
+    ] = False,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            metavar="NAME=VALUE",
+            help="A variable for every rank; NAME alone passes yours. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    env_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--env-file",
+            metavar="FILE",
+            help="NAME=VALUE lines, as docker takes them. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    pass_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pass-env",
+            metavar="GLOB",
+            help="Pass your variables of these names, such as 'WANDB_*'. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            "--cwd",
+            metavar="DIR",
+            help="Where the ranks start; SCRIPT is looked for there. Default: here.",
+            show_default=False,
+        ),
+    ] = None,
     cold: Annotated[
         bool, typer.Option("--cold", help="Start ranks from nothing, not from a warm process.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a script or module on every rank of a topology.
+    """Run a script, module or executable on every rank of a topology.
 
-    lab's own options come before SCRIPT; all that follows it is the script's. The exit code is the
-    first real failure's. Ctrl-C ends the ranks on every node; twice, at once.
+    lab's own options come before SCRIPT; all that follows it is the script's, where {node_rank},
+    {nnodes}, {nproc}, {world_size}, {master_addr}, {master_port} and {run_dir} stand for what each
+    node knows. The exit code is the first real failure's. Ctrl-C ends the ranks on every node;
+    twice, at once.
     """
-    from lab.runs import Job
+    from lab.runs import Job, job_variables
     from lab.topology import load_topology
 
     loaded = load_topology(topology, nodes=nodes, slots=slots, on=on, backend=backend)
     job = Job.from_command_line(
-        words or [], module=module, topology=loaded, cwd=Path.cwd(), cold=cold
+        words or [],
+        module=module,
+        python=not no_python,
+        topology=loaded,
+        cwd=Path.cwd(),
+        start=start,
+        env=job_variables(os.environ, passed=pass_env or (), files=env_file or (), given=env or ()),
+        cold=cold,
     )
     if as_json:
         verdict = execute(loaded, job, [JsonConsole()], grace=grace)[1]

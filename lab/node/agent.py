@@ -19,6 +19,7 @@ from typing import Any
 
 from lab.node import processes
 from lab.node.environment import launch_environment, rank_environment
+from lab.node.placeholders import fill
 from lab.node.ports import Reservation
 from lab.node.protocol import STOP_GRACE, NodeJob, decode, encode
 from lab.node.spawn import RankStart, Spawn, spawn_cold
@@ -112,6 +113,7 @@ class Agent:
         )
 
     def _start(self, addr: str, port: int) -> None:
+        command = fill(self.job.command, self._placeholders(addr, port))
         for local_rank in range(self.job.slots):
             rank = self.job.first_rank + local_rank
             reads, writes = zip(*(os.pipe() for _ in PIPES), strict=True)
@@ -119,7 +121,8 @@ class Agent:
             try:
                 pid = self._spawn(
                     RankStart(
-                        command=self.job.command,
+                        command=command,
+                        python=self.job.python,
                         cwd=self.job.cwd,
                         env=self._environment(local_rank, addr, port),
                         stdin=stdin,
@@ -140,6 +143,18 @@ class Agent:
                 self._pipes[fd] = Pipe(rank, name, fd)
                 if not self._paused:
                     self._watch_pipe(self._pipes[fd])
+
+    def _placeholders(self, addr: str, port: int) -> dict[str, object]:
+        job = self.job
+        return {
+            "node_rank": job.node_rank,
+            "nnodes": job.nnodes,
+            "nproc": job.slots,
+            "world_size": job.world_size,
+            "master_addr": addr,
+            "master_port": port,
+            "run_dir": job.run_dir,
+        }
 
     def _environment(self, local_rank: int, addr: str, port: int) -> dict[str, str]:
         job = self.job

@@ -64,7 +64,10 @@ def launch_environment(
     Where neither says anything, torchrun's defaults; OMP_NUM_THREADS only for ranks that share a
     node.
     """
-    defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    defaults = {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    }
     if slots > 1:
         defaults["OMP_NUM_THREADS"] = "1"
     return {**defaults, **inherited, **job}

@@ -56,7 +56,9 @@ class NodeJob:
     """How many ranks this node runs."""
     world_size: int
     command: tuple[str, ...]
-    """What each rank runs, as after `python`: `script.py ARGS` or `-m MODULE ARGS`."""
+    """What each rank runs, as after `python`: `script.py ARGS` or `-m MODULE ARGS`.
+
+    The arguments may hold the names of `lab.node.placeholders`."""
     cwd: str
     env: Mapping[str, str]
     """On top of the agent's own environment, below the rank contract."""
@@ -64,6 +66,8 @@ class NodeJob:
     """Whether to look for a free port and hold it against other runs (asked of the master)."""
     warm: bool = False
     """Whether the node keeps a process with torch imported, and ranks may be forked from it."""
+    python: bool = True
+    """Whether the command is for Python; else its first word is the executable."""
 
     def to_json(self) -> str:
         """One line."""

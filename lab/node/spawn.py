@@ -29,6 +29,8 @@ class RankStart:
     stderr: int
     events: int
     """The descriptor on which the rank's bootstrap reports, by the name of LAB_EVENTS_FD."""
+    python: bool = True
+    """Whether the command is for Python; else its first word is the executable."""
 
 
 Spawn = Callable[[RankStart], int]
@@ -36,15 +38,17 @@ Spawn = Callable[[RankStart], int]
 
 
 def spawn_cold(start: RankStart) -> int:
-    """Start a new interpreter."""
+    """Start a new interpreter, or the executable that the job names instead of one."""
+    bootstrap = [sys.executable, "-u", str(BOOTSTRAP)] if start.python else []
+    events = {"LAB_EVENTS_FD": str(start.events)} if start.python else {}
     process = subprocess.Popen(
-        [sys.executable, "-u", str(BOOTSTRAP), *start.command],
+        [*bootstrap, *start.command],
         cwd=start.cwd,
-        env={**start.env, "LAB_EVENTS_FD": str(start.events)},
+        env={**start.env, **events},
         stdin=start.stdin,
         stdout=start.stdout,
         stderr=start.stderr,
-        pass_fds=[start.events],
+        pass_fds=[start.events] if start.python else [],
         start_new_session=True,
         preexec_fn=processes.die_with(os.getpid()),  # safe: the agent has one thread
     )
@@ -65,6 +69,8 @@ def spawn_fork(start: RankStart) -> int:
     In the child it does not return: `BecomeRank` goes up to `lab.node.warm`, which then runs the
     bootstrap at the bottom of the stack, so that the interpreter ends as it always does.
     """
+    if not start.python:
+        return spawn_cold(start)
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:

@@ -74,9 +74,14 @@ def _run_script(path: str) -> None:
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - the job
 
 
-def _run_module(name: str) -> None:
+def _run_module(name: str, events: int | None = None) -> None:
     """As `python -m NAME`: this is what the interpreter itself calls for it."""
     sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        runpy._get_module_details(name)  # type: ignore[attr-defined]  # as below, without running
+    except runpy._Error as error:  # type: ignore[attr-defined]  # a line and exit code 1 follow
+        if events is not None:
+            _report_exception(events, ModuleNotFoundError(str(error)), None)
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # no public way runs as __main__
 
 
@@ -88,7 +93,7 @@ def main() -> None:
         if arguments[0] == "-m":
             sys.argv = arguments[1:]
             sys.path[0] = os.getcwd()  # noqa: PTH109 - what Python itself puts there
-            _run_module(arguments[1])
+            _run_module(arguments[1], events)
         else:
             sys.argv = arguments
             sys.path[0] = str(Path(arguments[0]).resolve().parent)

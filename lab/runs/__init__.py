@@ -4,6 +4,7 @@ from lab.runs.controller import Listener, RunController
 from lab.runs.directory import RunDirectory, log_path
 from lab.runs.files import write_atomically, write_json
 from lab.runs.job import Job
+from lab.runs.variables import job_variables
 from lab.runs.verdict import Failure, Verdict
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "RunController",
     "RunDirectory",
     "Verdict",
+    "job_variables",
     "log_path",
     "write_atomically",
     "write_json",

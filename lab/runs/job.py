@@ -1,4 +1,4 @@
-"""What is to be run: a script or module, its arguments, and where it starts."""
+"""What is to be run: a script, module or executable, its arguments, and where it starts."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from lab.errors import UsageError
+from lab.runs.script import check_executable, check_script
+from lab.runs.variables import redacted
 from lab.topology import Topology
 
 
@@ -17,55 +19,91 @@ class Job(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     command: tuple[str, ...] = Field(min_length=1)
-    """As after `python`: `script.py ARGS` or `-m MODULE ARGS`."""
+    """As after `python`: `script.py ARGS` or `-m MODULE ARGS`; as it is where not `python`.
+
+    The arguments may hold the placeholders of `lab.node.placeholders`."""
     cwd: Path
-    """The caller's working directory, which the nodes see too."""
+    """The caller's working directory, which the nodes see too; `runs/` is in it."""
+    start: Path | None = None
+    """Where the ranks start, unless in `cwd`."""
+    python: bool = True
+    """Whether the command is for Python; else its first word is the executable."""
     env: Mapping[str, str] = {}
     """On top of the topology's."""
     cold: bool = False
     """Whether ranks must start from nothing, though the nodes may have a warm process."""
+
+    @property
+    def start_folder(self) -> Path:
+        """The working directory of the ranks."""
+        return self.start or self.cwd
 
     @classmethod
     def from_command_line(
         cls,
         words: Sequence[str],
         *,
-        module: bool,
+        module: bool = False,
+        python: bool = True,
         topology: Topology,
         cwd: Path,
+        start: Path | None = None,
+        env: Mapping[str, str] | None = None,
         cold: bool = False,
     ) -> "Job":
         """The job that the command line names, else the topology's own.
 
         Raises:
-            UsageError: there is nothing to run, or the script is not one.
+            UsageError: there is nothing to run, or it cannot be run.
         """
+        if module and not python:
+            raise UsageError("-m is for Python's modules; leave it out, or leave --no-python out")
+        folder = _start_folder(start, cwd, topology)
         if not words:
+            if not python or module:
+                flag = "-m needs a module" if module else "--no-python needs an executable"
+                raise UsageError(f"{flag}: put it last, with its arguments")
             if topology.job is None:
                 raise UsageError(
                     f"nothing to run: the topology {topology.name} has no job. "
                     "Name a script: lab run SCRIPT [ARGS], or a module: lab run -m MODULE [ARGS]"
                 )
-            command = (*shlex.split(topology.job.script), *topology.job.args)
+            command = topology.job.argv
         else:
             command = ("-m", *words) if module else tuple(words)
-        if command[0] != "-m":
-            command = (_script(command[0], cwd), *command[1:])
-        return cls(command=command, cwd=cwd, cold=cold)
+        if not command[0]:
+            raise UsageError("the script's name is empty; name a file, or -m and a module")
+        if not python:
+            check_executable(command[0], folder, local=topology.on == "local")
+        elif command[0] != "-m":
+            check_script(command[0], folder, cwd)
+        return cls(
+            command=command,
+            cwd=cwd,
+            start=None if folder == cwd else folder,
+            python=python,
+            env=env or {},
+            cold=cold,
+        )
 
     def __str__(self) -> str:
         return shlex.join(self.command)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return self.model_dump(mode="json")
+        """Plain data, to be kept: values whose names say that they are secret are left out."""
+        return {**self.model_dump(mode="json"), "env": redacted(self.env)}
 
 
-def _script(name: str, cwd: Path) -> str:
-    path = cwd / name
-    if path.is_dir():
-        if not (path / "__main__.py").is_file():
-            raise UsageError(f"{name} is a folder without a __main__.py; name the script in it")
-    elif not path.is_file():
-        raise UsageError(f"there is no script {name} in {cwd}; name a file, or -m and a module")
-    return name
+def _start_folder(start: Path | None, cwd: Path, topology: Topology) -> Path:
+    if start is None:
+        return cwd
+    folder = (cwd / start).resolve()
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise UsageError(f"--cwd {start}: {folder} {what}")
+    if topology.on != "local" and not folder.is_relative_to(cwd.resolve()):
+        raise UsageError(
+            f"--cwd {start}: nodes see only {cwd} and what is below it; "
+            "name a folder there, or call lab from a folder above both"
+        )
+    return folder

@@ -61,10 +61,11 @@ def node_jobs(
                 slots=node.slots,
                 world_size=topology.world_size,
                 command=job.command,
-                cwd=str(job.cwd),
+                cwd=str(job.start_folder),
                 env={**transport.default_env(node), **topology.env, **job.env},
                 pick_port=node_rank == 0 and topology.master.port is None,
-                warm=transport.keeps_warm and not job.cold,
+                warm=transport.keeps_warm and job.python and not job.cold,
+                python=job.python,
             )
         )
         first_rank += node.slots
