@@ -104,8 +104,7 @@ class DockerTransport:
             # In the pool as well: an interrupt while the engine makes it would lose sight of it.
             pool.submit(self._make_network, spec, labels).result()
             jobs = [pool.submit(self._make_node, spec, c, labels) for c in spec.containers]
-            for job in jobs:
-                job.result()
+            said = {warning for job in jobs for warning in job.result()}
         except BaseException:
             with without_interrupts():
                 pool.shutdown(wait=True, cancel_futures=True)
@@ -151,7 +150,10 @@ class DockerTransport:
                 ipam=IPAMConfig(pool_configs=[pool]) if network.subnet else None,
             )
 
-    def _make_node(self, spec: LabSpec, container: Container, labels: Mapping[str, str]) -> None:
+    def _make_node(
+        self, spec: LabSpec, container: Container, labels: Mapping[str, str]
+    ) -> list[str]:
+        """Make and start one node; returns the engine's warnings."""
         with api_errors(f"{container.node} cannot be made"):
             api: Any = self._client.api
             made = api.create_container_from_config(
@@ -162,6 +164,7 @@ class DockerTransport:
             reason = self._why_not_ready(made["Id"])
         if reason is not None:
             raise LabError(reason or f"{container.node} does not start, and does not say why")
+        return list(made.get("Warnings") or [])
 
     def _why_not_ready(self, container_id: str) -> str | None:
         """None when commands can be run on a node, else what its entrypoint said against it."""
