@@ -4,13 +4,14 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lab.errors import LabError
-from lab.topology import Topology
+from lab.topology import Topology, dump_topology
 from lab.transport import Progress
 from lab.transport.docker import DockerTransport
 
@@ -31,6 +32,7 @@ def bench_startup(topology: Topology, runs: int, progress: Progress) -> list[dic
     transport.up(progress)
     ways: dict[str, Callable[[], float]] = {
         "lab run": lambda: _lab_run(topology),
+        "lab run --cold": lambda: _lab_run(topology, "--cold"),
         "torchrun by docker exec": lambda: _torchrun(transport),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
@@ -40,28 +42,26 @@ def bench_startup(topology: Topology, runs: int, progress: Progress) -> list[dic
             taken = measure()
             if number > 0:
                 seconds[way].append(taken)
-    rows: list[dict[str, Any]] = [
-        {"way": way, "median": statistics.median(s), "min": min(s), "max": max(s), "all": s}
-        for way, s in seconds.items()
-    ]
-    ours, theirs = seconds.values()
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    rows.append(
-        {
-            "way": "ratio, pair by pair",
-            "median": statistics.median(ratios),
-            "min": min(ratios),
-            "max": max(ratios),
-            "all": ratios,
-        }
-    )
+    rows = [_row(way, values) for way, values in seconds.items()]
+    theirs = seconds["torchrun by docker exec"]
+    for way in ("lab run", "lab run --cold"):
+        ratios = [a / b for a, b in zip(seconds[way], theirs, strict=True)]
+        rows.append(_row(f"{way} / torchrun, pair by pair", ratios))
     return rows
 
 
-def _lab_run(topology: Topology) -> float:
-    argv = [sys.executable, "-m", "lab", "run", "--on", "docker"]
-    argv += ["-t", topology.name, "--nodes", str(topology.nnodes)]
-    return _last_all_reduce([[*argv, "-m", MODULE]], topology.world_size)
+def _row(way: str, values: list[float]) -> dict[str, Any]:
+    median = statistics.median(values)
+    return {"way": way, "median": median, "min": min(values), "max": max(values), "all": values}
+
+
+def _lab_run(topology: Topology, *options: str) -> float:
+    """Through a file: the topology may have been changed by options."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"{topology.name}.yaml"
+        file.write_text(dump_topology(topology))
+        argv = [sys.executable, "-m", "lab", "run", "-t", str(file), *options, "-m", MODULE]
+        return _last_all_reduce([argv], topology.world_size)
 
 
 def _torchrun(transport: DockerTransport) -> float:

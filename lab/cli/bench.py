@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from lab.cli.console import progress_line
-from lab.cli.options import NodesOption, TopologyOption
+from lab.cli.options import NodesOption, OnOption, SlotsOption, TopologyOption
 
 app = typer.Typer(help="Measure, side by side with the alternative.", no_args_is_help=True)
 
@@ -27,16 +27,46 @@ def check(runs: RunsOption = 5) -> None:
 
 @app.command()
 def startup(
-    topology: TopologyOption = None, nodes: NodesOption = None, runs: RunsOption = 7
+    topology: TopologyOption = None,
+    nodes: NodesOption = None,
+    slots: SlotsOption = None,
+    runs: RunsOption = 7,
 ) -> None:
     """From `lab run` to the end of a first all-reduce, beside torchrun in the same containers."""
     from lab.bench.startup import bench_startup
     from lab.topology import load_topology
 
-    loaded = load_topology(topology, nodes=nodes, on="docker")
+    loaded = load_topology(topology, nodes=nodes, slots=slots, on="docker")
     with progress_line() as progress:
         rows = bench_startup(loaded, runs, progress)
     _show("startup", rows)
+
+
+@app.command()
+def flood(
+    topology: TopologyOption = None,
+    on: OnOption = None,
+    nodes: NodesOption = None,
+    runs: RunsOption = 3,
+) -> None:
+    """Lines per second from ranks that print without pause, and the memory that this takes."""
+    from lab.bench.flood import bench_flood
+    from lab.topology import load_topology
+
+    loaded = load_topology(topology, nodes=nodes, on=on)
+    with progress_line() as progress:
+        rows = bench_flood(loaded, runs, progress)
+    _show("flood", rows)
+
+
+@app.command()
+def link(runs: RunsOption = 3) -> None:
+    """Bandwidth between two containers by the rate that the topology asks for."""
+    from lab.bench.link import bench_link
+
+    with progress_line() as progress:
+        rows = bench_link(runs, progress)
+    _show("link", rows)
 
 
 def _show(name: str, rows: Sequence[dict[str, Any]]) -> None:
