@@ -1,9 +1,18 @@
 """Data-parallel training from scratch, in PyTorch alone. Usable without the rest of lab."""
 
+from lab.parallel.ddp import DDP, DistributedDataParallel
 from lab.parallel.minimal import (
     MinimalDDP,
     all_reduce_grads_,
     manual_all_reduce_matches_single_process,
 )
+from lab.parallel.ordered import all_reduce_ordered
 
-__all__ = ["MinimalDDP", "all_reduce_grads_", "manual_all_reduce_matches_single_process"]
+__all__ = [
+    "DDP",
+    "DistributedDataParallel",
+    "MinimalDDP",
+    "all_reduce_grads_",
+    "all_reduce_ordered",
+    "manual_all_reduce_matches_single_process",
+]

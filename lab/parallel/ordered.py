@@ -39,8 +39,8 @@ def start_all_reduce_ordered(
         raise ValueError("the tensor must be contiguous: call contiguous() first")
     size = dist.get_world_size(group)
     flat = tensor.detach().view(-1)
-    # all-to-all and all-gather want equal parts: pad to a multiple of N.
-    length = -(-len(flat) // size)
+    # all-to-all and all-gather want equal parts: pad to a multiple of N (of nothing: to one each).
+    length = max(1, -(-len(flat) // size))
     padded = flat.new_zeros(size * length)
     padded[: len(flat)] = flat
     contributions = flat.new_empty(size, length)
@@ -51,7 +51,7 @@ def start_all_reduce_ordered(
         total = contributions[0]
         for contribution in contributions[1:]:
             total += contribution
-        dist.all_gather_into_tensor(padded, total, group=group)
+        dist.all_gather(list(padded.split(length)), total, group=group)
         flat.copy_(padded[: len(flat)])
 
     return OrderedAllReduce(tensor, finish)

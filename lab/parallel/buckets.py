@@ -1,0 +1,140 @@
+"""Buckets: the gradients of several parameters in one flat tensor, so that they travel together.
+
+A message costs time by itself, so many small gradients are sent as few large buckets; yet a bucket
+can only leave when its last gradient is there, so not too large. Backward makes gradients roughly
+from the last layer to the first, hence buckets are filled in the reverse order of registration.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+MEBIBYTE = 1024 * 1024
+
+
+class Bucket:
+    """Gradients of one dtype on one device, as views of one flat buffer.
+
+    What communication hooks get. Its methods are those of torch's `dist.GradBucket`, so that hooks
+    written for torch's DDP work with it.
+    """
+
+    def __init__(self, index: int, members: Sequence[tuple[int, nn.Parameter]], last: bool) -> None:
+        """Lay the members out one after another.
+
+        Args:
+            index: place in the order in which buckets are sent.
+            members: (number of the parameter, parameter), all of one dtype and device.
+            last: whether it is the last to be sent.
+        """
+        self.numbers = [number for number, _ in members]
+        self._index = index
+        self._parameters = [parameter for _, parameter in members]
+        self._last = last
+        first = self._parameters[0]
+        sizes = [parameter.numel() for parameter in self._parameters]
+        self._buffer = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+        self._views = [
+            _like(part, parameter)
+            for part, parameter in zip(self._buffer.split(sizes), self._parameters, strict=True)
+        ]
+
+    def index(self) -> int:
+        """Place in the order in which buckets are sent."""
+        return self._index
+
+    def is_last(self) -> bool:
+        """Whether it is the last of a backward."""
+        return self._last
+
+    def buffer(self) -> Tensor:
+        """All gradients one after another, [total number of elements]."""
+        return self._buffer
+
+    def set_buffer(self, buffer: Tensor) -> None:
+        """Overwrite all gradients with those in `buffer`, [total number of elements]."""
+        if buffer.data_ptr() != self._buffer.data_ptr():
+            self._buffer.copy_(buffer)
+
+    def parameters(self) -> list[Tensor]:
+        """Whose gradients these are."""
+        return list(self._parameters)
+
+    def gradients(self) -> list[Tensor]:
+        """The buffer as one view for each parameter, of its shape and memory layout."""
+        return list(self._views)
+
+    def pack(self) -> None:
+        """Move the parameters' gradients into the buffer, and make `grad` a view of it.
+
+        A gradient that is a view already is where it belongs. A missing one counts as zeros, and
+        stays None.
+        """
+        views, gradients = [], []
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad is not view:
+                views.append(view)
+                gradients.append(parameter.grad.detach())
+                parameter.grad = view
+        if views:
+            torch._foreach_copy_(views, gradients)
+
+    def unpack(self, used: Sequence[bool] | None = None) -> None:
+        """Give each parameter its view as gradient.
+
+        Args:
+            used: by number of the parameter; where False a missing gradient stays missing.
+        """
+        for number, parameter, view in zip(
+            self.numbers, self._parameters, self._views, strict=True
+        ):
+            if parameter.grad is None and (used is None or used[number]):
+                parameter.grad = view
+
+
+def make_buckets(parameters: Sequence[nn.Parameter], bucket_cap_mb: float) -> list[Bucket]:
+    """Divide parameters into buckets, in the order in which the buckets are to be sent.
+
+    Args:
+        parameters: in the order of registration.
+        bucket_cap_mb: MiB from which on a bucket is closed, so its last gradient may exceed it, as
+            in torch. 0: a bucket for each parameter.
+
+    Returns:
+        Buckets of one dtype and device each. A bucket comes where its last parameter comes in the
+        reverse order of registration: then all that is in earlier buckets is expected earlier.
+
+    Raises:
+        ValueError: the cap is negative or not a number.
+    """
+    if not bucket_cap_mb >= 0:
+        raise ValueError(f"bucket_cap_mb must be at least 0, found {bucket_cap_mb}")
+    cap = bucket_cap_mb * MEBIBYTE
+    closed: list[list[tuple[int, nn.Parameter]]] = []
+    still_open: dict[tuple[torch.dtype, torch.device], list[tuple[int, nn.Parameter]]] = {}
+    sizes: Counter[tuple[torch.dtype, torch.device]] = Counter()
+    for number, parameter in reversed(list(enumerate(parameters))):
+        kind = parameter.dtype, parameter.device
+        still_open.setdefault(kind, []).append((number, parameter))
+        sizes[kind] += parameter.nbytes
+        if sizes[kind] >= cap:
+            closed.append(still_open.pop(kind))
+            sizes[kind] = 0
+    closed += still_open.values()
+    closed.sort(key=lambda members: -members[-1][0])
+    return [
+        Bucket(index, members, last=index == len(closed) - 1)
+        for index, members in enumerate(closed)
+    ]
+
+
+def _like(part: Tensor, parameter: Tensor) -> Tensor:
+    """A flat part as a view of the parameter's shape, and of its strides where they are dense.
+
+    Gradients laid out as their parameter (channels_last, say) save the optimiser a slow path.
+    """
+    return part.as_strided(parameter.shape, torch.empty_like(parameter, device="meta").stride())

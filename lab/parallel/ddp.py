@@ -1,0 +1,336 @@
+"""Data parallelism with overlap: DistributedDataParallel from scratch.
+
+Read `minimal.py` first; this does the same, and fast. Each rank holds a replica of the model. While
+backward still computes the gradients of the first layers, those of the last ones are already on the
+way to the other ranks, packed into buckets.
+
+    model = DistributedDataParallel(model)   # the same model on every rank, from here on
+    for inputs, targets in loader:           # each rank its own part: DistributedSampler
+        optimizer.zero_grad()
+        loss_fn(model(inputs), targets).backward()   # averages the gradients as it goes
+        optimizer.step()
+
+The parts: `replicas.py` makes the ranks equal at the start, `buckets.py` lays gradients out,
+`reducer.py` averages them during backward, `comm_hooks.py` says how one bucket is averaged,
+`graph.py` finds what a forward used.
+
+Names and defaults of the arguments are torch's (torch/nn/parallel/distributed.py). Differences:
+
+- Ranks whose models differ are told so at construction: names are compared, not only shapes.
+- A parameter without a gradient is an error at the end of backward that names it, on the rank where
+  that is so; torch waits for it until the process group's time-out.
+- Buffers are broadcast by each forward that leads to averaging, and by no other: one rank alone may
+  evaluate under torch.no_grad(). torch broadcasts in the first forward after a step.
+- Gradients are always views of buckets: they cost no second copy.
+- `state_dict` has the bare model's keys.
+- Sums first and divides then, as one process would; torch divides first. See `mean`.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+
+from lab.parallel.comm_hooks import Hook, Mean
+from lab.parallel.graph import moved_to
+from lab.parallel.reducer import Reducer
+from lab.parallel.replicas import broadcast_, check_replicas, describe
+
+
+class DistributedDataParallel(nn.Module, Joinable):
+    """A replica of `module` on every rank, whose backward averages the gradients over the ranks.
+
+    Any module with parameters on one device that the group's backend can send from (gloo: CPU or
+    CUDA, nccl: CUDA), of any shapes and real dtypes, tied or not. Checkpointed parts may be of
+    either kind; a parameter that two reentrant checkpoints use needs static_graph=True.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Sequence[int | torch.device] | None = None,
+        output_device: int | torch.device | None = None,
+        *,
+        broadcast_buffers: bool = True,
+        init_sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        bucket_cap_mb: float = 25,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = True,
+        static_graph: bool = False,
+        mean: Mean = "sum_then_divide",
+        hang_guard: bool = True,
+    ) -> None:
+        """Check that all ranks have the same model, and give them rank 0's values. A collective.
+
+        Args:
+            module: the bare model. Freeze parameters before, not afterwards.
+            device_ids: for scripts written for torch: None, or the one CUDA device of the model, to
+                which tensors among forward's arguments are then moved.
+            output_device: None or the same.
+            broadcast_buffers: overwrite buffers (BatchNorm's running statistics, say) by rank 0's
+                before each forward.
+            init_sync: False: neither check nor overwrite; the ranks are equal already.
+            process_group: the ranks to average over; default all.
+            bucket_cap_mb: MiB of gradients that travel together. 0: each by itself.
+            find_unused_parameters: forward may leave parameters unused, other ones on each rank.
+                One that some ranks used gets the mean, with zeros for those that did not; one that
+                no rank used keeps `grad` None. Costs a walk over the graph and one small all-reduce
+                a step.
+            gradient_as_bucket_view: for scripts written for torch. Always so here.
+            static_graph: the same parameters are used, equally often, in every step. The first step
+                finds out which, without overlap; later ones need no search.
+            mean: sum_then_divide, avg or divide_then_sum: see `comm_hooks.mean_of`.
+            hang_guard: False: as torch, where a parameter that gets no gradient is not reported,
+                and other ranks wait for it. For lessons.
+
+        Raises:
+            ValueError: the ranks' models or options differ (raised on every rank), no parameter
+                needs a gradient, a lazy parameter has no shape yet, parameters are on several
+                devices or not on that of `device_ids`.
+            TypeError: a parameter that needs a gradient is complex.
+        """
+        super().__init__()
+        Joinable.__init__(self)
+        del gradient_as_bucket_view
+        self.module = module
+        self.process_group = process_group
+        self.broadcast_buffers = broadcast_buffers
+        self.require_backward_grad_sync = True
+        """False inside `no_sync`. Frameworks read and set it on torch's class as well."""
+        trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self.device = _device_of(module, trained)
+        self._move_inputs = device_ids is not None
+        _check_device_ids(self.device, device_ids, output_device)
+
+        options = {
+            "broadcast_buffers": broadcast_buffers,
+            "bucket_cap_mb": float(bucket_cap_mb),
+            "mean": mean,
+            "find_unused_parameters": find_unused_parameters,
+            "static_graph": static_graph,
+        }
+        if init_sync:
+            check_replicas(describe(module, options), process_group)
+            self._broadcast_state(source=0)
+        self._reducer = Reducer(
+            trained,
+            process_group,
+            bucket_cap_mb=bucket_cap_mb,
+            mean=mean,
+            find_unused_parameters=find_unused_parameters,
+            static_graph=static_graph,
+            hang_guard=hang_guard,
+        )
+        # A checkpoint has the bare model's keys; loading finds the module under its name here.
+        nn.Module.register_load_state_dict_pre_hook(self, _add_prefix)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward on this rank's part of the batch.
+
+        A collective where buffers are broadcast, unless inside `no_sync` or `torch.no_grad`.
+
+        Raises:
+            RuntimeError: the last backward has sent some of its buckets and not others.
+        """
+        average = torch.is_grad_enabled() and self.require_backward_grad_sync
+        source = 0
+        if self._join_config.enable:
+            average, source = self._meet_joined_ranks(average)
+        if average:
+            self._reducer.check_finished()
+            if self.broadcast_buffers:
+                broadcast_(self.module.buffers(), source, self.process_group)
+        if self._move_inputs:
+            args, kwargs = moved_to(self.device, args), moved_to(self.device, kwargs)
+        outputs = self.module(*args, **kwargs)
+        if average:
+            self._reducer.expect_backward(outputs)
+        elif torch.is_grad_enabled():
+            self._reducer.expect_nothing()
+        return outputs
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only accumulate, on each rank by itself: for all microbatches of a step but the last.
+
+        Put forward and backward inside: what counts is where forward was called.
+        """
+        before = self.require_backward_grad_sync, self._reducer.in_no_sync
+        self.require_backward_grad_sync, self._reducer.in_no_sync = False, True
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync, self._reducer.in_no_sync = before
+
+    def register_comm_hook(self, state: Any, hook: Hook) -> None:
+        """Average buckets by `hook(state, bucket)`: see `comm_hooks.py`. Torch's own will do, too.
+
+        Raises:
+            RuntimeError: there is one already.
+        """
+        if self._reducer.comm_hook is not None:
+            raise RuntimeError("register_comm_hook can be called once only")
+        self._reducer.comm_hook = (state, hook)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The bare module's state, keys without a prefix. `load_state_dict` takes the same."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> Any:
+        raise TypeError(
+            "a DistributedDataParallel cannot be copied or pickled: do that with its `module`, "
+            "and wrap the copy"
+        )
+
+    def _broadcast_state(self, source: int) -> None:
+        broadcast_(self.module.parameters(), source, self.process_group)
+        broadcast_(self.module.buffers(), source, self.process_group)
+
+    # Uneven inputs: torch.distributed.algorithms.join.
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """A context for loops that are longer on some ranks than on others.
+
+        A rank that has left its loop takes part in the others' communication, with zeros, until all
+        have; then all get the parameters of a rank that was among the last.
+
+        Args:
+            divide_by_initial_world_size: False: divide by the number of ranks that have input. Not
+                with a communication hook, which divides as it likes.
+            enable: False: do nothing.
+            throw_on_early_termination: raise RuntimeError on all ranks when the first has no more.
+        """
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """What a rank without input does meanwhile. For `Join([model, optimizer])`."""
+        self._divide_by_initial = kwargs.get("divide_by_initial_world_size", True)
+        return _Shadow(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        """Where `Join` puts its messages."""
+        return self.device
+
+    @property
+    def join_process_group(self) -> Any:
+        """Among whom."""
+        return self.process_group or dist.group.WORLD
+
+    def _meet_joined_ranks(self, average: bool) -> tuple[bool, int]:
+        """Tell ranks without input what this forward is going to do.
+
+        Returns:
+            Whether to average, and the rank whose buffers count.
+        """
+        work = Join.notify_join_context(self)
+        if work is not None:
+            work.wait()
+        source, active = self._agree(takes_part=True, average=average)
+        self._reducer.divisor = self._divisor(active)
+        return average, source
+
+    def _shadow_step(self) -> None:
+        """The counterpart of one forward and backward, on a rank without input."""
+        source, active = self._agree(takes_part=False, average=False)
+        if source < 0:
+            return  # the others are in no_sync or torch.no_grad
+        self._reducer.divisor = self._divisor(active)
+        if self.broadcast_buffers:
+            broadcast_(self.module.buffers(), source, self.process_group)
+        self._reducer.shadow_backward()
+
+    def _agree(self, *, takes_part: bool, average: bool) -> tuple[int, int]:
+        """Exchange who has input.
+
+        Returns:
+            The last rank that has input and averages (as torch), or -1; and how many have input.
+        """
+        size = dist.get_world_size(self.process_group)
+        rows = torch.zeros(size, dtype=torch.int32, device=self.device)
+        rows[dist.get_rank(self.process_group)] = int(takes_part) + int(average)
+        dist.all_reduce(rows, group=self.process_group)
+        states = rows.tolist()
+        source = max((rank for rank, state in enumerate(states) if state == 2), default=-1)
+        return source, sum(state > 0 for state in states)
+
+    def _divisor(self, active: int) -> int:
+        size = dist.get_world_size(self.process_group)
+        return size if self._divide_by_initial else active
+
+
+DDP = DistributedDataParallel
+"""The name that most scripts use."""
+
+
+class _Shadow(JoinHook):
+    """What `Join` calls on ranks that have no more input."""
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self.model = model
+
+    def main_hook(self) -> None:
+        """While others still have input: once for each of their forwards."""
+        self.model._shadow_step()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """When all have none: the ranks that went on until now have the newest parameters."""
+        model = self.model
+        rank = dist.get_rank(model.process_group) if is_last_joiner else -1
+        newest = torch.tensor([rank], device=model.device)
+        dist.all_reduce(newest, op=dist.ReduceOp.MAX, group=model.process_group)
+        model._broadcast_state(source=int(newest))
+        model._reducer.divisor = dist.get_world_size(model.process_group)
+
+
+def _device_of(module: nn.Module, trained: Sequence[tuple[str, nn.Parameter]]) -> torch.device:
+    """The one device of the parameters, after checking that they can be trained this way."""
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ValueError(f"{name} has no shape yet: run a forward of the lazy module first")
+    if not trained:
+        raise ValueError("no parameter needs a gradient: there is nothing to average")
+    for name, parameter in trained:
+        if parameter.is_complex():
+            raise TypeError(
+                f"{name} is complex, and the mean is of real numbers: "
+                "keep it as real ones and use torch.view_as_complex in forward"
+            )
+    devices = {str(parameter.device): parameter.device for _, parameter in trained}
+    if len(devices) > 1:
+        raise ValueError(f"the parameters are on several devices: {', '.join(sorted(devices))}")
+    return next(iter(devices.values()))
+
+
+def _check_device_ids(
+    device: torch.device,
+    device_ids: Sequence[int | torch.device] | None,
+    output_device: int | torch.device | None,
+) -> None:
+    for given in [*(device_ids or ()), *([] if output_device is None else [output_device])]:
+        wanted = given if isinstance(given, torch.device) else torch.device("cuda", given)
+        if wanted != device:
+            raise ValueError(f"the model is on {device}, but device_ids or output_device: {wanted}")
+    if device_ids is not None and len(device_ids) != 1:
+        raise ValueError("device_ids must be None or name one device: one process for each")
+
+
+def _add_prefix(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    del module
+    for key in [key for key in state if key.startswith(prefix)]:
+        state[f"{prefix}module.{key[len(prefix) :]}"] = state.pop(key)
