@@ -114,6 +114,8 @@ class DockerTransport:
         pool.shutdown()
         self._brought_up = True
         progress(f"{count} node{'s' * (count > 1)} up in {time.monotonic() - began:.1f} s")
+        for warning in sorted(said):  # a limit that this engine cannot keep, say
+            progress(f"the engine warns: {warning}")
 
     def _refuse_to_replace(self, lab: Lab) -> None:
         """Nodes on which something runs are not pulled away under it."""
