@@ -12,7 +12,7 @@ way to the other ranks, packed into buckets.
 
 The parts: `replicas.py` makes the ranks equal at the start, `buckets.py` lays gradients out,
 `reducer.py` averages them during backward, `comm_hooks.py` says how one bucket is averaged,
-`graph.py` finds what a forward used.
+`graph.py` finds what a forward used, `uneven.py` serves `join`.
 
 Names and defaults of the arguments are torch's (torch/nn/parallel/distributed.py). Differences:
 
@@ -39,6 +39,7 @@ from lab.parallel.comm_hooks import Hook, Mean
 from lab.parallel.graph import moved_to
 from lab.parallel.reducer import Reducer
 from lab.parallel.replicas import broadcast_, check_replicas, describe
+from lab.parallel.uneven import Shadow, meet_shadows
 
 
 class DistributedDataParallel(nn.Module, Joinable):
@@ -116,7 +117,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         }
         if init_sync:
             check_replicas(describe(module, options), process_group)
-            self._broadcast_state(source=0)
+            self.broadcast_state(source=0)
         self._reducer = Reducer(
             trained,
             process_group,
@@ -140,7 +141,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         average = torch.is_grad_enabled() and self.require_backward_grad_sync
         source = 0
         if self._join_config.enable:
-            average, source = self._meet_joined_ranks(average)
+            source = meet_shadows(self, self._reducer, average)
         if average:
             self._reducer.check_finished()
             if self.broadcast_buffers:
@@ -187,7 +188,8 @@ class DistributedDataParallel(nn.Module, Joinable):
             "and wrap the copy"
         )
 
-    def _broadcast_state(self, source: int) -> None:
+    def broadcast_state(self, source: int = 0) -> None:
+        """Overwrite all ranks' parameters and buffers by those of one rank of the group."""
         broadcast_(self.module.parameters(), source, self.process_group)
         broadcast_(self.module.buffers(), source, self.process_group)
 
@@ -219,8 +221,10 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """What a rank without input does meanwhile. For `Join([model, optimizer])`."""
-        self._divide_by_initial = kwargs.get("divide_by_initial_world_size", True)
-        return _Shadow(self)
+        self._reducer.divide_by_initial_world_size = kwargs.get(
+            "divide_by_initial_world_size", True
+        )
+        return Shadow(self, self._reducer)
 
     @property
     def join_device(self) -> torch.device:
@@ -232,70 +236,9 @@ class DistributedDataParallel(nn.Module, Joinable):
         """Among whom."""
         return self.process_group or dist.group.WORLD
 
-    def _meet_joined_ranks(self, average: bool) -> tuple[bool, int]:
-        """Tell ranks without input what this forward is going to do.
-
-        Returns:
-            Whether to average, and the rank whose buffers count.
-        """
-        work = Join.notify_join_context(self)
-        if work is not None:
-            work.wait()
-        source, active = self._agree(takes_part=True, average=average)
-        self._reducer.divisor = self._divisor(active)
-        return average, source
-
-    def _shadow_step(self) -> None:
-        """The counterpart of one forward and backward, on a rank without input."""
-        source, active = self._agree(takes_part=False, average=False)
-        if source < 0:
-            return  # the others are in no_sync or torch.no_grad
-        self._reducer.divisor = self._divisor(active)
-        if self.broadcast_buffers:
-            broadcast_(self.module.buffers(), source, self.process_group)
-        self._reducer.shadow_backward()
-
-    def _agree(self, *, takes_part: bool, average: bool) -> tuple[int, int]:
-        """Exchange who has input.
-
-        Returns:
-            The last rank that has input and averages (as torch), or -1; and how many have input.
-        """
-        size = dist.get_world_size(self.process_group)
-        rows = torch.zeros(size, dtype=torch.int32, device=self.device)
-        rows[dist.get_rank(self.process_group)] = int(takes_part) + int(average)
-        dist.all_reduce(rows, group=self.process_group)
-        states = rows.tolist()
-        source = max((rank for rank, state in enumerate(states) if state == 2), default=-1)
-        return source, sum(state > 0 for state in states)
-
-    def _divisor(self, active: int) -> int:
-        size = dist.get_world_size(self.process_group)
-        return size if self._divide_by_initial else active
-
 
 DDP = DistributedDataParallel
 """The name that most scripts use."""
-
-
-class _Shadow(JoinHook):
-    """What `Join` calls on ranks that have no more input."""
-
-    def __init__(self, model: DistributedDataParallel) -> None:
-        self.model = model
-
-    def main_hook(self) -> None:
-        """While others still have input: once for each of their forwards."""
-        self.model._shadow_step()
-
-    def post_hook(self, is_last_joiner: bool) -> None:
-        """When all have none: the ranks that went on until now have the newest parameters."""
-        model = self.model
-        rank = dist.get_rank(model.process_group) if is_last_joiner else -1
-        newest = torch.tensor([rank], device=model.device)
-        dist.all_reduce(newest, op=dist.ReduceOp.MAX, group=model.process_group)
-        model._broadcast_state(source=int(newest))
-        model._reducer.divisor = dist.get_world_size(model.process_group)
 
 
 def _device_of(module: nn.Module, trained: Sequence[tuple[str, nn.Parameter]]) -> torch.device:

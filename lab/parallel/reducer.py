@@ -48,6 +48,7 @@ class Reducer:
         self.mean = mean
         self.divisor = dist.get_world_size(group)
         """What sums are divided by; `join` may lower it to the ranks that still have input."""
+        self.divide_by_initial_world_size = True
         self.in_no_sync = False
         self.comm_hook: tuple[Any, Hook] | None = None
         self.find_unused_parameters = find_unused_parameters
