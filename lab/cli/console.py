@@ -4,9 +4,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
+
+from lab.cli.lines import Lines
 
 if TYPE_CHECKING:
     from lab.runs import Verdict
@@ -14,10 +17,12 @@ if TYPE_CHECKING:
 
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """ANSI colours of the prefixes, by rank."""
-LINE_LIMIT = 1 << 16
-"""Characters of a line after which it is shown as several."""
 LAST_LINES = 30
 """How much of the guilty rank's stderr the end of a run repeats."""
+WORDS_LIMIT = 2000
+"""Characters of each of these lines."""
+UPDATE_EVERY = {True: 2.0, False: 60.0}
+"""Seconds between two states of a progress bar: on a terminal, and elsewhere."""
 
 
 def colours_wanted(file: TextIO) -> bool:
@@ -42,44 +47,76 @@ class Prefixes:
 
 
 class RunConsole:
-    """Prints the ranks' output as it comes: stdout to stdout, stderr to stderr, whole lines."""
+    """Prints the ranks' output as it comes: stdout to stdout, stderr to stderr, whole lines.
 
-    def __init__(self, prefixes: Prefixes) -> None:
+    A progress bar's last state is a line; before that, its state now and then (`UPDATE_EVERY`).
+    """
+
+    def __init__(
+        self,
+        prefixes: Prefixes,
+        ranks: Container[int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`ranks`: whose output to print; None: everybody's."""
         self._prefixes = prefixes
-        self._partial: dict[tuple[int, str], str] = {}
-        self.last_stderr: dict[int, list[str]] = {}
+        self._ranks = ranks
+        self._clock = clock
+        self._lines: dict[tuple[int, str], Lines] = {}
+        self._updated: dict[tuple[int, str], float] = {}
+        self.last_stderr: dict[int, deque[str]] = {}
         """The last lines that each rank wrote to stderr."""
 
     def log(self, node: str, rank: int, stream: str, text: str) -> None:
         """See `lab.runs.Listener`."""
         del node
-        pending = self._partial.pop((rank, stream), "") + text
-        *lines, rest = pending.split("\n")
-        if len(rest) > LINE_LIMIT:
-            lines, rest = [*lines, rest], ""
-        if rest:
-            self._partial[rank, stream] = rest
-        self._print(rank, stream, lines)
+        lines = self._lines.setdefault((rank, stream), Lines())
+        whole = lines.feed(text)
+        if whole:
+            self._updated.pop((rank, stream), None)
+            self._print(rank, stream, whole)
+        if lines.update is not None:
+            self._print_update(rank, stream, lines.update)
 
     def event(self, message: Mapping[str, Any]) -> None:
         """See `lab.runs.Listener`."""
         if message["type"] == "exit":  # whatever it has not ended with a line break
             for stream in ("out", "err"):
-                rest = self._partial.pop((message["rank"], stream), "")
-                if rest:
-                    self._print(message["rank"], stream, [rest])
+                lines = self._lines.pop((message["rank"], stream), None)
+                if lines is not None:
+                    self._print(message["rank"], stream, lines.end())
+
+    def _print_update(self, rank: int, stream: str, text: str) -> None:
+        every = UPDATE_EVERY[_file(stream).isatty()]
+        now = self._clock()
+        if now - self._updated.setdefault((rank, stream), now) >= every:
+            self._updated[rank, stream] = now
+            self._print(rank, stream, [text])
 
     def _print(self, rank: int, stream: str, lines: list[str]) -> None:
         if not lines:
             return
-        file = sys.stdout if stream == "out" else sys.stderr
+        if stream == "err":
+            kept = self.last_stderr.setdefault(rank, deque(maxlen=LAST_LINES))
+            kept.extend(line[:WORDS_LIMIT] for line in lines[-LAST_LINES:])
+        if self._ranks is not None and rank not in self._ranks:
+            return
+        file = _file(stream)
         prefix = self._prefixes.of(rank, colours_wanted(file))
         text = "".join(f"{prefix}{line}\n" for line in lines)
-        file.write(text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+        file.write(printable(text, file))
         file.flush()
-        if stream == "err":
-            kept = self.last_stderr.get(rank, []) + lines
-            self.last_stderr[rank] = kept[-LAST_LINES:]
+
+
+def _file(stream: str) -> TextIO:
+    return sys.stdout if stream == "out" else sys.stderr
+
+
+def printable(text: str, file: TextIO) -> str:
+    """The text with what the file's encoding cannot say replaced; bytes that were no UTF-8, too."""
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    encoding = file.encoding or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)
 
 
 class JsonConsole:
@@ -113,14 +150,15 @@ def print_verdict(verdict: "Verdict", console: RunConsole) -> None:
         print(f"lab: {'; '.join(others)}", file=error)
     colour = colours_wanted(error)
     words = first.traceback.rstrip().splitlines() if first.traceback else []
-    words = words or console.last_stderr.get(first.rank, [])
+    words = words or list(console.last_stderr.get(first.rank, ()))
     if words:
         node = f"rank {first.rank} on {first.node}"
         print(f"lab: the last words of {node}:", file=error)
         for word in words[-LAST_LINES:]:
-            print(f"  {word}", file=error)
+            print(printable(f"  {word}", error), file=error)
     red, reset = ("\033[31m", "\033[0m") if colour else ("", "")
-    print(f"{red}lab: {first} (exit code {verdict.exit_code}){reset}", file=error)
+    what = printable(str(first), error)
+    print(f"{red}lab: {what} (exit code {verdict.exit_code}){reset}", file=error)
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

@@ -3,7 +3,7 @@
 import typer
 
 from lab import __version__
-from lab.cli import bench, build, check, labs, prove, render, run, runs
+from lab.cli import bench, build, check, labs, manage, prove, render, run, runs
 
 app = typer.Typer(
     name="lab",
@@ -23,6 +23,9 @@ app.command(
 )(run.run)
 app.command("ps", rich_help_panel=_HERE)(runs.ps)
 app.command("logs", rich_help_panel=_HERE)(runs.logs)
+app.command("show", rich_help_panel=_HERE)(manage.show)
+app.command("stop", rich_help_panel=_HERE)(manage.stop)
+app.command("rm", rich_help_panel=_HERE)(manage.rm)
 app.command("exec", rich_help_panel=_HERE, context_settings={"allow_interspersed_args": False})(
     labs.exec_
 )

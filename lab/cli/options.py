@@ -1,8 +1,12 @@
 """Options that several commands share, with one wording."""
 
+import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from lab.errors import UsageError
 
 TopologyOption = Annotated[
     str | None,
@@ -12,6 +16,7 @@ TopologyOption = Annotated[
         metavar="NAME|FILE",
         help="Preset or topology file. Default: lab.yaml here, else the preset quad.",
         show_default=False,
+        autocompletion=lambda incomplete: topologies(incomplete),
     ),
 ]
 NodesOption = Annotated[
@@ -40,3 +45,68 @@ BackendOption = Annotated[
     typer.Option("--backend", metavar="NAME", help="auto, gloo or nccl.", show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def run_ids(incomplete: str) -> list[str]:
+    """For the shell's completion: the runs of this folder, the latest first."""
+    folder = Path("runs")
+    return sorted(
+        (
+            path.parent.name
+            for path in folder.glob("*/state.json")
+            if incomplete in path.parent.name
+        ),
+        reverse=True,
+    )
+
+
+def topologies(incomplete: str) -> list[str]:
+    """For the shell's completion: presets, and files that may be topologies."""
+    from lab.topology import PRESETS
+
+    files = [str(path) for path in Path().glob("*.y*ml")]
+    return [name for name in (*PRESETS, *files) if name.startswith(incomplete)]
+
+
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="A run's id or a part of it. Default: the latest.",
+        show_default=False,
+        autocompletion=run_ids,
+    ),
+]
+RankOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rank",
+        metavar="RANKS",
+        help="Show only these: 0,3 or 0-3,8. May be repeated.",
+        show_default=False,
+    ),
+]
+
+
+def chosen_ranks(texts: list[str] | None, world_size: int) -> frozenset[int] | None:
+    """The ranks that `--rank` names; None where it names none.
+
+    Raises:
+        UsageError: it is no set of ranks, or there is no such rank.
+    """
+    if not texts:
+        return None
+    ranks: set[int] = set()
+    for part in ",".join(texts).split(","):
+        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if found is None:
+            raise UsageError(f"--rank {part}: write ranks as 0,3 or 0-3,8")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if max(first, last) >= world_size:
+            raise UsageError(
+                f"there is no rank {max(first, last)}; the ranks are 0-{world_size - 1}"
+            )
+        if first > last:
+            raise UsageError(f"--rank {part}: the first is above the last; write {last}-{first}")
+        ranks.update(range(first, last + 1))
+    return frozenset(ranks)

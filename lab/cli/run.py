@@ -2,6 +2,8 @@
 
 import os
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,14 +16,19 @@ from lab.cli.console import (
     print_verdict,
     progress_line,
 )
+from lab.cli.detach import start_detached
+from lab.cli.durations import seconds
 from lab.cli.options import (
     BackendOption,
     JsonOption,
     NodesOption,
     OnOption,
+    RankOption,
     SlotsOption,
     TopologyOption,
+    chosen_ranks,
 )
+from lab.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,6 +99,22 @@ def run(
     cold: Annotated[
         bool, typer.Option("--cold", help="Start ranks from nothing, not from a warm process.")
     ] = False,
+    timeout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="End the run (exit code 124) when it takes longer: 90s, 5m, 2h.",
+            show_default=False,
+        ),
+    ] = None,
+    rank: RankOption = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show only the verdict.")] = False,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "-d", "--detach", help="Print the run's id when its ranks start, and go on without you."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a script, module or executable on every rank of a topology.
@@ -104,6 +127,9 @@ def run(
     from lab.runs import Job, job_variables
     from lab.topology import load_topology
 
+    limit = None if timeout is None else seconds(timeout, "--timeout")
+    if detach and as_json:
+        raise UsageError("--detach prints the run's id; leave --json out, then lab show --json ID")
     loaded = load_topology(topology, nodes=nodes, slots=slots, on=on, backend=backend)
     job = Job.from_command_line(
         words or [],
@@ -115,16 +141,32 @@ def run(
         env=job_variables(os.environ, passed=pass_env or (), files=env_file or (), given=env or ()),
         cold=cold,
     )
+    shown = chosen_ranks(rank, loaded.world_size)
+    console = RunConsole(
+        Prefixes({r.rank: r.node.name for r in loaded.ranks()}), () if quiet else shown
+    )
+    go = partial(execute, loaded, job, grace=grace, timeout=limit, quiet=quiet)
+    if detach:
+        start_detached(lambda started: _finish(go([console, started]), console, quiet))
+        return
     if as_json:
-        verdict = execute(loaded, job, [JsonConsole()], grace=grace)[1]
+        verdict = go([JsonConsole()])[1]
         JsonConsole().event({"type": "verdict", **verdict.to_json()})
-    else:
-        console = RunConsole(Prefixes({r.rank: r.node.name for r in loaded.ranks()}))
-        controller, verdict = execute(loaded, job, [console], grace=grace)
-        where = controller.directory.path.relative_to(Path.cwd())
+        raise typer.Exit(verdict.exit_code)
+    raise typer.Exit(_finish(go([console]), console, quiet))
+
+
+def _finish(outcome: "tuple[RunController, Verdict]", console: RunConsole, quiet: bool) -> int:
+    controller, verdict = outcome
+    if not quiet:
+        where = controller.directory.path.relative_to(controller.job.cwd)
         print(f"lab: logs and verdict are in {where}", file=sys.stderr)
-        print_verdict(verdict, console)
-    raise typer.Exit(verdict.exit_code)
+    print_verdict(verdict, console)
+    return verdict.exit_code
+
+
+def _say_nothing(step: str) -> None:
+    del step
 
 
 def execute(
@@ -133,17 +175,15 @@ def execute(
     listeners: "Sequence[Listener]" = (),
     *,
     grace: float = 30.0,
+    timeout: float | None = None,
+    quiet: bool = False,
 ) -> "tuple[RunController, Verdict]":
-    """Run a job to its end, with a progress line while its nodes come up.
+    """Run a job to its end, with a progress line while its nodes come up, unless quiet.
 
     Raises:
         LabError: it could not be started.
     """
-    from lab.runs import RunController
-    from lab.transport import transport_for
+    from lab.runs.execute import execute
 
-    transport = transport_for(topology, job.cwd)
-    controller = RunController(topology, job, transport, listeners, grace)
-    with progress_line() as progress:
-        controller.up(progress)
-    return controller, controller.run()
+    progress = nullcontext(_say_nothing) if quiet else progress_line()
+    return execute(topology, job, progress, listeners, grace=grace, timeout=timeout)

@@ -1,6 +1,8 @@
 """`lab ps` and `lab logs`: what is there, and what it said."""
 
+import codecs
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -10,15 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lab.cli.console import Prefixes, colours_wanted
-from lab.cli.options import JsonOption
-from lab.errors import UsageError
+from lab.cli.console import Prefixes, colours_wanted, printable
+from lab.cli.lines import Lines
+from lab.cli.options import JsonOption, RankOption, RunArgument, chosen_ranks
 
 if TYPE_CHECKING:
     from lab.runs import RunDirectory
 
 POLL = 0.2
 """Seconds between two looks for new lines."""
+BLOCK = 1 << 16
 
 
 def ps(as_json: JsonOption = False) -> None:
@@ -39,7 +42,7 @@ def ps(as_json: JsonOption = False) -> None:
     console = Console(soft_wrap=True)
     tables = [
         _table(Table, "LAB", "TOPOLOGY", "NODES", "STATE", "AGE", "FOLDER"),
-        _table(Table, "RUN", "ON", "RANKS", "STATE", "EXIT", "AGE", "JOB"),
+        _table(Table, "RUN", "ON", "NODES", "RANKS", "STATE", "EXIT", "AGE", "JOB"),
     ]
     for lab in labs:
         tables[0].add_row(
@@ -54,6 +57,7 @@ def ps(as_json: JsonOption = False) -> None:
         tables[1].add_row(
             run["id"],
             run.get("on", "?"),
+            str(run.get("nodes", "?")),
             str(run.get("ranks", "?")),
             run["state"],
             str(run.get("exit_code", "")),
@@ -82,16 +86,17 @@ def _age(created: str | None) -> str:
 
 
 def logs(
-    run_id: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", help="Default: the latest.", show_default=False),
-    ] = None,
-    rank: Annotated[
-        list[int] | None, typer.Option("--rank", help="Only this rank; may be repeated.")
-    ] = None,
+    run_id: RunArgument = None,
+    rank: RankOption = None,
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Go on until the run ends.")
     ] = False,
+    tail: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="Only the last N lines of each file.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """What the ranks of a run wrote: stdout to stdout, stderr to stderr, with their prefixes."""
     from lab.runs import RunDirectory
@@ -100,39 +105,70 @@ def logs(
     run = RunDirectory.find(Path.cwd(), run_id)
     topology = load_topology(str(run.path / "topology.yaml"))
     places = {place.rank: place.node.name for place in topology.ranks()}
-    wanted = rank or sorted(places)
-    unknown = [number for number in wanted if number not in places]
-    if unknown:
-        raise UsageError(
-            f"run {run.id} has no rank {unknown[0]}; its ranks are 0-{len(places) - 1}"
-        )
     prefixes = Prefixes(places)
-    for number, stream, line in _lines(run, places, wanted, follow):
-        file = sys.stdout if stream == "out" else sys.stderr
-        text = line.decode("utf-8", "replace")
-        print(f"{prefixes.of(number, colours_wanted(file))}{text}", file=file, flush=follow)
-
-
-def _lines(
-    run: "RunDirectory", places: dict[int, str], ranks: list[int], follow: bool
-) -> Iterator[tuple[int, str, bytes]]:
-    """(rank, stream, line) as they are in the files; each rank's in order."""
-    from lab.runs import log_path
-
-    offsets = {(rank, stream): 0 for rank in ranks for stream in ("out", "err")}
-    while True:
+    wanted = sorted(chosen_ranks(rank, topology.world_size) or places)
+    files = [LogFile(run, places[r], r, stream, tail) for r in wanted for stream in ("out", "err")]
+    over = False
+    while not over:
         over = not follow or run.state != "running"  # asked before reading: nothing is missed
-        for (rank, stream), offset in offsets.items():
-            path = log_path(run, places[rank], rank, stream)
-            if not path.is_file():
-                continue
-            with path.open("rb") as file:
-                file.seek(offset)
-                for line in file:
-                    if not line.endswith(b"\n") and not over:
-                        break  # the rest of it is still to come
-                    offsets[rank, stream] += len(line)
-                    yield rank, stream, line.rstrip(b"\n")
+        for source in files:
+            file = sys.stdout if source.stream == "out" else sys.stderr
+            prefix = prefixes.of(source.rank, colours_wanted(file))
+            for line in source.lines(over):
+                print(printable(f"{prefix}{line}", file), file=file, flush=follow)
+        if not over:
+            time.sleep(POLL)
+
+
+class LogFile:
+    """One stream of one rank, read as it grows."""
+
+    def __init__(
+        self, run: "RunDirectory", node: str, rank: int, stream: str, tail: int | None
+    ) -> None:
+        from lab.runs import log_path
+
+        self.rank = rank
+        self.stream = stream
+        self._path = log_path(run, node, rank, stream)
+        self._offset = 0 if tail is None else _tail_offset(self._path, tail)
+        self._lines = Lines()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def lines(self, over: bool) -> Iterator[str]:
+        """The lines since the last call; `over`: nothing follows what is there now."""
+        if self._path.is_file():
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                while data := file.read(BLOCK):
+                    self._offset += len(data)
+                    yield from self._lines.feed(self._decoder.decode(data))
         if over:
-            return
-        time.sleep(POLL)
+            yield from self._lines.feed(self._decoder.decode(b"", final=True))
+            yield from self._lines.end()
+
+
+def _tail_offset(path: Path, lines: int) -> int:
+    """Where the last lines of a file begin."""
+    if not path.is_file():
+        return 0
+    with path.open("rb") as file:
+        position = end = file.seek(0, os.SEEK_END)
+        if lines == 0:
+            return end
+        wanted = lines
+        while position > 0:
+            start = max(0, position - BLOCK)
+            file.seek(start)
+            block = file.read(position - start)
+            if position == end and block.endswith(b"\n"):
+                wanted += 1  # the last line's own end
+            breaks = block.count(b"\n")
+            if breaks >= wanted:
+                at = len(block)
+                for _ in range(wanted):
+                    at = block.rindex(b"\n", 0, at)
+                return start + at + 1
+            wanted -= breaks
+            position = start
+    return 0

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, Protocol
 
-from lab.errors import EXIT_INTERRUPTED, LabError
+from lab.errors import EXIT_INTERRUPTED, EXIT_TIMEOUT, LabError
 from lab.node.processes import peak_memory_kib
 from lab.node.protocol import Message, NodeJob
 from lab.runs.directory import RunDirectory, RunFiles
@@ -57,12 +57,23 @@ class RunController:
         transport: Transport,
         listeners: Sequence[Listener] = (),
         grace: float = 30.0,
+        timeout: float | None = None,
     ) -> None:
-        """`grace`: seconds between SIGTERM and SIGKILL for the ranks after Ctrl-C."""
+        """A run of a topology.
+
+        Args:
+            topology: its nodes.
+            job: what their ranks run.
+            transport: where the nodes are.
+            listeners: who is told what happens.
+            grace: seconds between SIGTERM and SIGKILL for the ranks after Ctrl-C or `timeout`.
+            timeout: seconds that the ranks may take; None: as long as they like.
+        """
         self.topology = topology
         self.job = job
         self.transport = transport
         self.grace = grace
+        self.timeout = timeout
         self.directory = RunDirectory.create(topology, job)
         self._listeners = listeners
         self._files = RunFiles(self.directory)
@@ -78,6 +89,7 @@ class RunController:
         self._interrupts = 0
         self._signal = signal.SIGINT
         self._obeyed_interrupts = 0
+        self._timed_out = False
         self._lost: Failure | None = None
         self._started_at = time.monotonic()
 
@@ -176,10 +188,18 @@ class RunController:
             if self._interrupts > self._obeyed_interrupts:
                 self._obeyed_interrupts = self._interrupts
                 self._stop(self.grace if self._interrupts == 1 else 0.0)
+            elif self._is_too_late(now):
+                self._timed_out = True
+                self._stop(self.grace)
             elif not self._stopped and self._stop_at is not None and now >= self._stop_at:
                 self._stop(FAILURE_GRACE)
             if self._give_up_at is not None and now > self._give_up_at:
                 return  # an agent that does not answer: closing its stdin has to do
+
+    def _is_too_late(self, now: float) -> bool:
+        if self.timeout is None or self._stopped or self._stop_at is not None:
+            return False
+        return bool(self._alive) and now - self._started_at > self.timeout
 
     def _receive(self) -> None:
         try:
@@ -296,6 +316,16 @@ class RunController:
         if first is None and self._interrupts:
             code = 128 + self._signal
             return Verdict("interrupted", code, "interrupted", seconds=seconds, max_rss_kib=rss)
+        if first is None and self._timed_out:
+            late = f"not done after {self.timeout:g} s (--timeout)"
+            return Verdict(
+                "timeout",
+                EXIT_TIMEOUT,
+                late,
+                ended=tuple(sorted(self._ended)),
+                seconds=seconds,
+                max_rss_kib=rss,
+            )
         if first is None:
             ranks = self.topology.world_size
             summary = f"{ranks} rank{'s' * (ranks > 1)} ended well in {seconds:.1f} s"

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -107,6 +108,50 @@ class RunDirectory:
         if state == "running" and not is_alive(info["controller"]):
             return "lost"
         return state
+
+    def read_json(self, name: str) -> Any:
+        """What one of the directory's files holds; None where it is not there or not whole."""
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        return None
+
+    def places(self) -> dict[str, Any]:
+        """Where the run was: `master` (address:port, or None), and `nodes`: host and Python."""
+        found: dict[str, Any] = {"master": None, "nodes": {}}
+        with contextlib.suppress(OSError, ValueError), (self.path / "events.jsonl").open() as file:
+            for line in file:
+                event = json.loads(line)
+                if event["type"] == "hello":
+                    words = f"{event['host']}, Python {event['python']}"
+                    found["nodes"][event["node"]] = words
+                elif event["type"] == "run":
+                    found["master"] = event["master"]
+                    break
+        return found
+
+    def check_removable(self) -> None:
+        """Raises UsageError where the run is running, or its directory is somewhere else."""
+        if self.path.is_symlink():
+            raise UsageError(
+                f"{self.path} is a link to {self.path.readlink()}; remove the one or the other "
+                "yourself"
+            )
+        if self.state == "running":
+            raise UsageError(f"run {self.id} is running; end it first: lab stop {self.id}")
+
+    def remove(self) -> None:
+        """Remove all that is there of the run; links in it go, not what they point to.
+
+        Raises:
+            LabError: it cannot be removed.
+        """
+        self.check_removable()
+        try:
+            shutil.rmtree(self.path)
+        except OSError as error:
+            raise LabError(
+                f"{error.filename or self.path} cannot be removed: {error.strerror}"
+            ) from error
 
     def finish(self, verdict: Verdict) -> None:
         """Record the end."""

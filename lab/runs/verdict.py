@@ -15,6 +15,7 @@ Kind = Literal[
     "node-lost",  # a node, its agent or the connection to it went away
     "agent-error",  # an agent could not start its ranks
     "not-started",  # the nodes did not come up
+    "timeout",  # not done within --timeout
     "interrupted",  # Ctrl-C, or another signal to lab itself
 ]
 

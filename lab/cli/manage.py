@@ -1,0 +1,178 @@
+"""`lab show`, `lab stop` and `lab rm`: one run, from its directory."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lab.cli.console import progress_line
+from lab.cli.options import JsonOption, RunArgument, run_ids
+from lab.errors import LabError, UsageError
+
+if TYPE_CHECKING:
+    from lab.runs import RunDirectory
+
+POLL = 0.1
+"""Seconds between two looks at a run that was asked to end."""
+AT_ONCE = 0.5
+"""Seconds between the two signals of `lab stop --now`, so that they do not become one."""
+
+
+def show(run_id: RunArgument = None, as_json: JsonOption = False) -> None:
+    """A run: its topology, its job, its environment and its verdict."""
+    from lab.runs import RunDirectory
+
+    run = RunDirectory.find(Path.cwd(), run_id)
+    data = _described(run)
+    if as_json:
+        print(json.dumps(data, indent=2))
+        return
+    for name, value in _shown(run, data):
+        print(f"{name:<9} {value}")
+
+
+def _described(run: "RunDirectory") -> dict[str, Any]:
+    """Everything about a run but its logs."""
+    return {
+        "id": run.id,
+        "directory": str(run.path),
+        **run.info(),
+        "state": run.state,
+        "topology_file": str(run.path / "topology.yaml"),
+        "job": run.read_json("job.json"),
+        "places": run.places(),
+        "verdict": run.read_json("verdict.json"),
+    }
+
+
+def _shown(run: "RunDirectory", data: dict[str, Any]) -> list[tuple[str, str]]:
+    from lab.topology import load_topology
+
+    info = run.info()
+    topology = load_topology(str(run.path / "topology.yaml"))
+    job = data["job"] or {}
+    places = data["places"]
+    lines = [
+        ("run", run.id),
+        ("state", data["state"]),
+        ("created", str(info.get("created", "?"))),
+        ("topology", f"{topology.name} on {topology.on}, {run.path / 'topology.yaml'}"),
+        ("ranks", f"{topology.world_size} on {topology.nnodes} nodes"),
+        ("job", str(info.get("job", "?"))),
+        ("cwd", str(job.get("start") or job.get("cwd"))),
+    ]
+    if places["master"]:
+        lines.append(("master", places["master"]))
+    lines += [("node", f"{node}: {words}") for node, words in places["nodes"].items()]
+    environment = {**topology.env, **job.get("env", {})}
+    lines += [("env", f"{name}={value}") for name, value in environment.items()]
+    verdict = data["verdict"]
+    if verdict is None:
+        nothing = "none yet" if data["state"] == "running" else "none: its controller was killed"
+        return [*lines, ("verdict", nothing)]
+    lines.append(("verdict", f"{verdict['summary']} (exit code {verdict['exit_code']})"))
+    for name in ("victims", "ended"):
+        if verdict[name]:
+            lines.append((name, ", ".join(map(str, verdict[name]))))
+    if verdict.get("hint"):
+        lines.append(("hint", verdict["hint"]))
+    return [*lines, ("logs", f"lab logs {run.id}")]
+
+
+def stop(
+    run_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="A run's id or a part of it. Default: the one that runs.",
+            show_default=False,
+            autocompletion=run_ids,
+        ),
+    ] = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="Kill its ranks at once, without their grace.")
+    ] = False,
+) -> None:
+    """End a run as Ctrl-C would, and wait for its end."""
+    from lab.runs import RunDirectory
+
+    run = _running(Path.cwd()) if run_id is None else RunDirectory.find(Path.cwd(), run_id)
+    if run.state == "finished":
+        raise UsageError(f"run {run.id} has ended already: {run.info().get('summary')}")
+    if run.state == "lost":
+        raise UsageError(
+            f"run {run.id} has no controller any more (it was killed, and its ranks with it); "
+            "lab gc removes what may be left of its nodes"
+        )
+    controller = int(run.info()["controller"]["pid"])
+    with progress_line() as progress:
+        progress(f"asked run {run.id} to end; waiting for its ranks")
+        _signal(controller)
+        if now:
+            time.sleep(AT_ONCE)
+            if run.state == "running":
+                _signal(controller)
+        while run.state == "running":
+            time.sleep(POLL)
+    if run.state == "lost":
+        raise LabError(f"run {run.id}: its controller ended without a verdict")
+    info = run.info()
+    print(f"lab: run {run.id} has ended: {info['summary']}", file=sys.stderr)
+
+
+def _running(cwd: Path) -> "RunDirectory":
+    from lab.runs import RunDirectory
+
+    running = [run for run in RunDirectory.all(cwd) if run.state == "running"]
+    if len(running) == 1:
+        return running[0]
+    if not running:
+        raise UsageError(f"no run of {cwd} is running; lab ps shows them all")
+    ids = ", ".join(run.id for run in running)
+    raise UsageError(f"several runs are running; name one of them: {ids}")
+
+
+def _signal(pid: int) -> None:
+    """Ctrl-C to a controller; `RunDirectory.state` has just said that the pid is still its."""
+    try:
+        os.kill(pid, signal.SIGINT)
+    except ProcessLookupError:
+        pass
+    except PermissionError as error:
+        raise LabError(f"process {pid} belongs to another user, who can stop the run") from error
+
+
+def rm(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Ids of runs, or parts of them.",
+            show_default=False,
+            autocompletion=run_ids,
+        ),
+    ] = None,
+    all_finished: Annotated[
+        bool, typer.Option("--all-finished", help="All that do not run any more.")
+    ] = False,
+) -> None:
+    """Remove the directories of runs that have ended, with their logs."""
+    from lab.runs import RunDirectory
+
+    cwd = Path.cwd()
+    if bool(names) == all_finished:
+        raise UsageError("name the runs to remove, or give --all-finished")
+    if all_finished:
+        runs = [run for run in RunDirectory.all(cwd) if run.state != "running"]
+    else:
+        runs = [RunDirectory.find(cwd, name) for name in names or ()]
+    for run in runs:
+        run.check_removable()
+    for run in {run.id: run for run in runs}.values():
+        run.remove()
+        print(run.id)

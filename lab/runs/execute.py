@@ -1,0 +1,32 @@
+"""One job on one topology, from here to its verdict: what the command and the API share."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from lab.runs.controller import Listener, RunController
+from lab.runs.job import Job
+from lab.runs.verdict import Verdict
+from lab.topology import Topology
+from lab.transport import transport_for
+from lab.transport.base import Progress
+
+
+def execute(
+    topology: Topology,
+    job: Job,
+    progress: AbstractContextManager[Progress],
+    listeners: Sequence[Listener] = (),
+    *,
+    grace: float = 30.0,
+    timeout: float | None = None,
+) -> tuple[RunController, Verdict]:
+    """Run a job to its end; `progress` is told what is done while the nodes come up.
+
+    Raises:
+        LabError: it could not be started.
+    """
+    transport = transport_for(topology, job.cwd)
+    controller = RunController(topology, job, transport, listeners, grace, timeout)
+    with progress as tell:
+        controller.up(tell)
+    return controller, controller.run()
