@@ -4,6 +4,7 @@ from lab.parallel.ddp import DDP, DistributedDataParallel
 from lab.parallel.minimal import (
     MinimalDDP,
     all_reduce_grads_,
+    fsdp_round_trip_sketch,
     manual_all_reduce_matches_single_process,
 )
 from lab.parallel.ordered import all_reduce_ordered
@@ -14,5 +15,6 @@ __all__ = [
     "MinimalDDP",
     "all_reduce_grads_",
     "all_reduce_ordered",
+    "fsdp_round_trip_sketch",
     "manual_all_reduce_matches_single_process",
 ]

@@ -166,6 +166,43 @@ def manual_all_reduce_matches_single_process(
     return difference
 
 
+def fsdp_round_trip_sketch(module: nn.Module, group: dist.ProcessGroup | None = None) -> bool:
+    """What fully sharded data parallelism does to weights: flatten, pad, slice; gather, unpad.
+
+    Each rank keeps one N-th of the parameters, in one flat piece, and gets the rest from the others
+    just before it needs them. Nothing is computed on the way, so it must be bitwise what it was.
+    Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023,
+    https://arxiv.org/abs/2304.11277.
+
+    Args:
+        module: parameters of any shapes and one dtype, the same on every rank. Left as they are.
+        group: the ranks that share them; default all.
+
+    Returns:
+        Whether this rank got back every bit, the sign of zeros and NaNs included.
+
+    Raises:
+        ValueError: the parameters have several dtypes, which one flat tensor cannot hold.
+    """
+    parameters = [parameter.detach() for parameter in module.parameters()]
+    dtypes = {str(parameter.dtype) for parameter in parameters}
+    if len(dtypes) != 1:
+        raise ValueError(f"one flat tensor holds one dtype, found {', '.join(sorted(dtypes))}")
+    world_size, rank = dist.get_world_size(group), dist.get_rank(group)
+
+    flat = torch.cat([parameter.reshape(-1) for parameter in parameters])
+    padding = -len(flat) % world_size  # zeros at the end, so that all slices are equally long
+    padded = torch.cat([flat, flat.new_zeros(padding)])
+    mine = padded.chunk(world_size)[rank].clone()  # all that a rank keeps: ceil(P / N) elements
+
+    gathered = _gather(mine, group)
+    parts = gathered[: len(flat)].split([parameter.numel() for parameter in parameters])
+    pairs = zip(parts, parameters, strict=True)
+    restored = [part.view(parameter.shape) for part, parameter in pairs]
+    bits = torch.cat([part.reshape(-1) for part in restored]).view(torch.uint8)
+    return torch.equal(bits, flat.view(torch.uint8))
+
+
 def _gather(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Concatenate the ranks' tensors of equal shape along the first dimension, in rank order."""
     tensor = tensor.contiguous()

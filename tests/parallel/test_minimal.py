@@ -1,5 +1,8 @@
 """MinimalDDP and its two functions, among real ranks."""
 
+import copy
+from unittest.mock import patch
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,6 +12,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from lab.parallel import (
     MinimalDDP,
     all_reduce_grads_,
+    fsdp_round_trip_sketch,
     manual_all_reduce_matches_single_process,
 )
 from tests.ranks import RankError, RankPool
@@ -231,6 +235,45 @@ def matches_not_a_number() -> str:
 
 def test_not_a_number_on_one_rank_does_not_pass_for_equal(ranks: RankPool) -> None:
     assert all("differ" in message for message in ranks.run(2, matches_not_a_number))
+
+
+def round_trips() -> list[bool]:
+    odd = nn.ParameterList([torch.tensor([-0.0, float("nan"), 1e-45]), torch.tensor(3.0)])
+    torch.manual_seed(0)
+    image = nn.Conv2d(3, 4, 3)
+    image.weight.data = image.weight.data.to(memory_format=torch.channels_last)
+    modules = [mlp(seed=0), odd, mlp(seed=0).bfloat16(), image]
+    copies = [copy.deepcopy(module).state_dict() for module in modules]
+    found = [fsdp_round_trip_sketch(module) for module in modules]
+    for module, saved in zip(modules, copies, strict=True):
+        for name, value in module.state_dict().items():
+            torch.testing.assert_close(value, saved[name], rtol=0, atol=0, equal_nan=True)
+    with pytest.raises(ValueError, match=r"one dtype, found torch\.bfloat16, torch\.float32"):
+        fsdp_round_trip_sketch(mixed(seed=0))
+    return found
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_the_fsdp_round_trip_returns_every_bit(ranks: RankPool, world_size: int) -> None:
+    assert ranks.run(world_size, round_trips) == [[True] * 4] * world_size
+
+
+def lose_a_bit() -> list[bool]:
+    """A gather that gives rank 1 the negative of what was sent."""
+    from lab.parallel import minimal
+
+    gather = minimal._gather
+
+    def wrong(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        return gather(tensor, group) * (-1 if dist.get_rank() else 1)
+
+    with patch.object(minimal, "_gather", wrong):
+        zeros = nn.ParameterList([torch.zeros(3)])
+        return [fsdp_round_trip_sketch(zeros), fsdp_round_trip_sketch(mlp(seed=0))]
+
+
+def test_the_fsdp_round_trip_notices_the_sign_of_zero(ranks: RankPool) -> None:
+    assert ranks.run(2, lose_a_bit) == [[True, True], [False, False]]
 
 
 def fail_on_rank_1() -> None:
