@@ -1,4 +1,4 @@
-"""What `docker.link.rate` does: the bandwidth between two nodes, measured, by the rate asked for."""
+"""What `docker.link.rate` does: the bandwidth between two nodes by the rate asked for."""
 
 import re
 import statistics

@@ -126,6 +126,7 @@ def _serve(key: str) -> None:
     _replace_predecessor()
     with contextlib.suppress(ImportError):
         import torch
+        import torch._dynamo  # what the first optimizer imports, which takes as long again
         import torch.distributed  # noqa: F401
     gc.freeze()  # what is there now stays shared between all forks
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # agents are not waited for

@@ -18,7 +18,7 @@ from lab.runs.directory import RunDirectory, RunFiles
 from lab.runs.job import Job
 from lab.runs.nodes import QUEUE_LIMIT, AgentLink, Inbox, connect, node_jobs
 from lab.runs.verdict import Failure, Verdict, failure_from_exit
-from lab.topology import Topology
+from lab.topology import Node, Topology
 from lab.transport.base import Progress, Transport
 
 HELLO_TIMEOUT = 60.0
@@ -29,6 +29,8 @@ EXIT_PATIENCE = 0.7
 """Seconds for a rank that raised to write its traceback and end by itself."""
 FAILURE_GRACE = 1.0
 """Seconds between SIGTERM and SIGKILL for the others when a rank has failed."""
+GONE_PATIENCE = 1.0
+"""Seconds after the end of an agent's streams in which its node may turn out to have gone too."""
 AGENT_PATIENCE = 10.0
 """Seconds for an agent to end after the last of its ranks had to."""
 
@@ -276,9 +278,18 @@ class RunController:
         if not link.said_bye:
             words = link.stderr.decode(errors="replace").strip().splitlines()
             reason = f": {words[-1]}" if words else ""
-            state = "its agent ended" if self.transport.alive(link.node) else "the node is gone"
+            state = "its agent ended" if self._stays(link.node) else "the node is gone"
             self._lose(link, "node-lost", f"{state}{reason}")
         link.done = True
+
+    def _stays(self, node: Node) -> bool:
+        """Whether a node is alive, and not only not yet known to be gone."""
+        give_up = time.monotonic() + GONE_PATIENCE
+        while self.transport.alive(node):
+            if time.monotonic() > give_up:
+                return True
+            time.sleep(0.05)
+        return False
 
     def _lose(self, link: AgentLink, kind: Any, reason: str) -> None:
         """A node on which no rank can run any more."""

@@ -99,7 +99,6 @@ class LocalTransport:
         tty: bool = False,
     ) -> LocalChannel:
         """See `Transport`. A process here has the caller's environment and user."""
-        del tty  # a local command is on the caller's terminal already
         return LocalChannel(
             subprocess.Popen(
                 list(argv),
@@ -114,7 +113,6 @@ class LocalTransport:
 
     def alive(self, node: Node) -> bool:
         """Always: this machine is."""
-        del node
         return True
 
     def python(self) -> Sequence[str]:
