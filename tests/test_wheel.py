@@ -47,7 +47,7 @@ def test_the_wheel_works_in_a_fresh_venv_in_another_folder(lab: Lab, tmp_path: P
         assert "samples to train on" in table
         assert installed("exec", "-t", "pair", "node1", "hostname") == "node1\n"
         # The controller needs no torch of its own.
-        torch = [venv / "bin/python", "-c", "import torch"]
+        torch = [str(venv / "bin/python"), "-c", "import torch"]
         assert subprocess.run(torch, capture_output=True, check=False).returncode != 0
     finally:
         installed("down", "-t", "pair")

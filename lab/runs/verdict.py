@@ -4,6 +4,8 @@ from dataclasses import asdict, dataclass, field
 from signal import Signals
 from typing import Any, Literal
 
+from lab.node.victims import looks_like_victim
+
 SCHEMA = 1
 """Of verdict.json; docs/verdict.md describes it."""
 
@@ -18,22 +20,6 @@ Kind = Literal[
     "timeout",  # not done within --timeout
     "interrupted",  # Ctrl-C, or another signal to lab itself
 ]
-
-VICTIM_SIGNS = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "Broken pipe",
-    "Socket Timeout",
-    "recvValue failed",
-    "sendBytes failed",
-    "Read error",
-    "Write error",
-    "failed to connect to",
-    "NCCL communicator was aborted",
-    "remote process exited",
-)
-"""What torch, gloo and NCCL say in a rank whose peer has gone: a consequence, not a cause."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +41,7 @@ class Failure:
     @property
     def looks_like_victim(self) -> bool:
         """Whether this is what happens to a rank when another one has failed."""
-        return self.message is not None and any(sign in self.message for sign in VICTIM_SIGNS)
+        return looks_like_victim(self.message)
 
     def __str__(self) -> str:
         what = {
