@@ -17,7 +17,7 @@ from lab.cli.options import (
     TopologyOption,
 )
 from lab.cli.run import execute
-from lab.errors import EXIT_FAILURE, LabError
+from lab.errors import EXIT_FAILURE, LabError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,20 @@ class Impl(StrEnum):
 
     OURS = "ours"
     TORCH = "torch"
+    MINIMAL = "minimal"
+
+
+class Parallel(StrEnum):
+    """What is proven."""
+
+    DDP = "ddp"
+
+
+class AllReduce(StrEnum):
+    """In which order the ranks' gradients are added."""
+
+    FLAT = "flat"
+    ORDERED = "ordered"
 
 
 class Optimizer(StrEnum):
@@ -53,9 +67,24 @@ def prove(
     steps: Annotated[
         int, typer.Option(min=1, help="Optimiser steps. Rounding adds up over many hundreds.")
     ] = 20,
+    parallel: Annotated[Parallel, typer.Option(help="How the ranks share the work.")] = (
+        Parallel.DDP
+    ),
     impl: Annotated[
-        Impl, typer.Option(help="MinimalDDP or PyTorch's DistributedDataParallel.")
+        Impl, typer.Option(help="lab.parallel's, PyTorch's, or the one-page MinimalDDP.")
     ] = Impl.OURS,
+    all_reduce: Annotated[
+        AllReduce, typer.Option(help="Ordered: in rank order, so bitwise equal on any ranks.")
+    ] = AllReduce.FLAT,
+    bucket_cap_mb: Annotated[
+        float, typer.Option(min=0, help="MiB of gradients sent together; 0: each by itself.")
+    ] = 25,
+    find_unused_parameters: Annotated[
+        bool, typer.Option("--find-unused-parameters", help="As DDP's argument.")
+    ] = False,
+    static_graph: Annotated[
+        bool, typer.Option("--static-graph", help="As DDP's argument.")
+    ] = False,
     optimizer: Annotated[Optimizer, typer.Option(help="What takes the steps.")] = Optimizer.ADAM,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per step and rank.")] = 32,
     out: Annotated[
@@ -72,10 +101,18 @@ def prove(
     from lab.runs import Job, write_atomically
     from lab.topology import load_topology
 
+    del parallel  # there is one so far
+    buckets = bucket_cap_mb != 25 or find_unused_parameters or static_graph
+    if impl is not Impl.OURS and all_reduce is AllReduce.ORDERED:
+        raise UsageError(f"--all-reduce ordered is for --impl ours, not for {impl}")
+    if impl is Impl.MINIMAL and buckets:
+        raise UsageError("--impl minimal has no buckets, and no options for them")
     loaded = load_topology(topology, nodes=nodes, slots=slots, on=on, backend=backend)
     options = {
         "--steps": steps,
         "--impl": impl,
+        "--all-reduce": all_reduce,
+        "--bucket-cap-mb": bucket_cap_mb,
         "--optimizer": optimizer,
         "--batch-size": batch_size,
         "--backend": loaded.resolved_backend(),
@@ -84,6 +121,8 @@ def prove(
         "lab.prove.worker",
         "--quiet",
         *(str(word) for pair in options.items() for word in pair),
+        *(["--find-unused-parameters"] if find_unused_parameters else []),
+        *(["--static-graph"] if static_graph else []),
     ]
     job = Job.from_command_line(words, module=True, topology=loaded, cwd=Path.cwd())
     console = RunConsole(Prefixes({rank.rank: rank.node.name for rank in loaded.ranks()}))

@@ -26,6 +26,10 @@ class Setting:
     backend: str
     parallel: str
     impl: str
+    all_reduce: str
+    bucket_cap_mb: float
+    find_unused_parameters: bool
+    static_graph: bool
     optimizer: str
     learning_rate: float
     batch_size: int
@@ -113,6 +117,12 @@ class Report:
         return all(step.ranks_equal for step in self.steps)
 
     @property
+    def bitwise(self) -> bool:
+        """Whether all ranks' parameters had the one process's bits after every step."""
+        same = all(step.ranks_sha256 == step.one_process_sha256 for step in self.steps)
+        return bool(self.steps) and same and self.ranks_equal
+
+    @property
     def first_unequal(self) -> StepRow | None:
         """Where the ranks part from the one process, or from each other."""
         tolerance = self.setting.tolerance
@@ -135,8 +145,9 @@ class Report:
                 where += ", and the ranks differ among themselves"
         elif not self.ok:
             where = f" on the concatenated batch (difference {self.batch_difference:.1e})"
+        equal = "NOT equal" if not self.ok else "bitwise equal" if self.bitwise else "equal"
         return (
-            f"{'' if self.ok else 'NOT '}equal to one process{where}: "
+            f"{equal} to one process{where}: "
             f"max |difference| of gradients {self.gradient_difference:.1e}, "
             f"of parameters {self.parameter_difference:.1e}, "
             f"tolerance {self.setting.tolerance:.0e}, "
@@ -154,6 +165,7 @@ class Report:
             "gradient_difference": self.gradient_difference,
             "parameter_difference": self.parameter_difference,
             "ranks_equal": self.ranks_equal,
+            "bitwise": self.bitwise,
             "manual_all_reduce_matches_single_process": {
                 "difference": self.batch_difference,
                 "tolerance": BATCH_TOLERANCE,

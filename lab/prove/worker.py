@@ -55,6 +55,10 @@ def prove(recipe: Recipe, world: World) -> Report | None:
             backend=world.backend,
             parallel="ddp",
             impl=recipe.impl,
+            all_reduce=recipe.all_reduce,
+            bucket_cap_mb=recipe.bucket_cap_mb,
+            find_unused_parameters=recipe.find_unused_parameters,
+            static_graph=recipe.static_graph,
             optimizer=recipe.optimizer,
             learning_rate=recipe.learning_rate,
             batch_size=recipe.batch_size,
@@ -93,7 +97,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--optimizer", choices=("adam", "sgd"), default=default.optimizer)
     parser.add_argument("--learning-rate", type=positive_float, default=default.learning_rate)
     parser.add_argument("--seed", type=count, default=default.seed)
-    parser.add_argument("--impl", choices=("ours", "torch"), default=default.impl)
+    parser.add_argument("--impl", choices=("ours", "torch", "minimal"), default=default.impl)
+    parser.add_argument("--all-reduce", choices=("flat", "ordered"), default=default.all_reduce)
+    parser.add_argument("--bucket-cap-mb", type=float, default=default.bucket_cap_mb)
+    parser.add_argument("--find-unused-parameters", action="store_true")
+    parser.add_argument("--static-graph", action="store_true")
     parser.add_argument("--backend", choices=BACKENDS, default="auto")
     parser.add_argument(
         "--timeout", type=positive_float, default=120.0, help="seconds, of each collective"
@@ -106,7 +114,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--quiet", action="store_true", help="leave the verdict to the report")
     options = parser.parse_args(argv)
-    recipe = Recipe(**{name: getattr(options, name) for name in asdict(default)})
+    try:
+        recipe = Recipe(**{name: getattr(options, name) for name in asdict(default)})
+    except ValueError as error:
+        parser.error(str(error))
     try:
         # Without a short time-out, a rank that skips a collective makes the others wait 30 minutes.
         timeout = timedelta(seconds=options.timeout)

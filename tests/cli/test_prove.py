@@ -11,11 +11,14 @@ from typer.testing import CliRunner
 
 from lab.cli import prove as module
 from lab.cli.main import app
+from lab.errors import UsageError
 from lab.prove import RankRow, Report, Setting, StepRow
 from lab.runs import Verdict
 from tests.conftest import Lab
 
-SETTING = Setting("pair", 2, 2, "2.13.0", "gloo", "ddp", "ours", "adam", 1e-3, 32, 42)
+SETTING = Setting(
+    "pair", 2, 2, "2.13.0", "gloo", "ddp", "ours", "flat", 25.0, False, False, "adam", 1e-3, 32, 42
+)
 STEP = StepRow(1, 1, 1.25, 1.25, 2.5, 2.5, "aa", "ab", 3e-8, 1.2e-7, True)
 RANKS = tuple(RankRow(rank, f"node{rank}", 2.5, 0.5, 3e-8, 1.2e-7) for rank in range(2))
 
@@ -99,17 +102,42 @@ def test_json_is_one_document(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--steps", "0"), ("--impl", "theirs"), ("--optimizer", "x")]
+    "arguments",
+    [
+        "--steps 0",
+        "--impl theirs",
+        "--optimizer x",
+        "--parallel tensor",
+        "--bucket-cap-mb -1",
+    ],
 )
-def test_wrong_options_are_usage_errors(outcome: Outcome, arguments: tuple[str, str]) -> None:
-    assert outcome(report(), 0, *arguments).exit_code == 2
+def test_wrong_options_are_usage_errors(outcome: Outcome, arguments: str) -> None:
+    assert outcome(report(), 0, *arguments.split()).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--impl torch --all-reduce ordered",
+        "--impl minimal --static-graph",
+        "--impl minimal --bucket-cap-mb 1",
+    ],
+)
+def test_options_that_an_implementation_has_not_are_refused(
+    outcome: Outcome, arguments: str
+) -> None:
+    error = outcome(report(), 0, *arguments.split()).exception
+    assert isinstance(error, UsageError)
+    assert "--impl" in str(error)
 
 
 def test_on_real_local_nodes(lab: Lab) -> None:
-    done = lab("prove", "--on", "local", "--nodes", "2", "--steps", "3", "--json")
+    options = ("--parallel", "ddp", "--all-reduce", "ordered", "--bucket-cap-mb", "0.001")
+    done = lab("prove", "--on", "local", "--nodes", "2", "--steps", "3", "--json", *options)
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     assert json.loads((lab.cwd / "outputs/ddp-demo.json").read_text()) == data
     assert [rank["node"] for rank in data["ranks"]] == ["node0", "node1"]
     assert (data["nodes"], data["world_size"], data["topology"]) == (2, 2, "quad")
     assert data["gradient_difference"] == 0.0
+    assert (data["bitwise"], data["all_reduce"], data["bucket_cap_mb"]) == (True, "ordered", 0.001)

@@ -18,6 +18,10 @@ SETTING = Setting(
     backend="gloo",
     parallel="ddp",
     impl="ours",
+    all_reduce="flat",
+    bucket_cap_mb=25.0,
+    find_unused_parameters=False,
+    static_graph=False,
     optimizer="adam",
     learning_rate=1e-3,
     batch_size=32,
@@ -50,6 +54,17 @@ def test_the_verdict_in_words() -> None:
         "equal to one process: max |difference| of gradients 3.0e-08, of parameters 1.2e-07, "
         "tolerance 1e-06, on 4 ranks / 4 nodes"
     )
+
+
+def test_bitwise_is_said_where_it_is_so() -> None:
+    same = replace(GOOD, steps=(replace(STEP, ranks_sha256="aa"),))
+    assert same.verdict.startswith("bitwise equal to one process: max")
+    assert same.to_json()["bitwise"] is True
+    assert not replace(same, steps=()).bitwise
+    assert not replace(same, steps=(*same.steps, STEP)).bitwise
+    differ = replace(same, steps=(replace(same.steps[0], ranks_equal=False),))
+    assert not differ.bitwise
+    assert differ.verdict.startswith("NOT equal to one process")
 
 
 @pytest.mark.parametrize(

@@ -98,14 +98,16 @@ BREAKS: dict[str, Any] = {
 def run_worker(broken: str, out: Path, *arguments: str) -> int:
     context: AbstractContextManager[Any] = BREAKS[broken]()
     with context:
-        return worker.main(["--out", str(out), "--quiet", "--steps", "8", *arguments])
+        # The breaks are of MinimalDDP, which says when it averages.
+        impl = () if broken == "none" else ("--impl", "minimal")
+        return worker.main(["--out", str(out), "--quiet", "--steps", "8", *impl, *arguments])
 
 
 def read(path: Path) -> Report:
     return Report.from_json(json.loads(path.read_text()))
 
 
-@pytest.mark.parametrize("impl", ["ours", "torch"])
+@pytest.mark.parametrize("impl", ["ours", "torch", "minimal"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_ranks_equal_one_process(
     ranks: RankPool, tmp_path: Path, world_size: int, impl: str
@@ -127,6 +129,37 @@ def test_ranks_equal_one_process(
     if world_size <= 2:
         for step in report.steps:
             assert step.ranks_sha256 == step.one_process_sha256
+
+
+@pytest.mark.parametrize("world_size", [3, 4])
+@pytest.mark.parametrize(
+    "options", ["--bucket-cap-mb 0", "--find-unused-parameters", "--static-graph"]
+)
+def test_the_ordered_all_reduce_is_bitwise_equal_on_any_ranks(
+    ranks: RankPool, tmp_path: Path, world_size: int, options: str
+) -> None:
+    out = tmp_path / "report.json"
+    arguments = ("--all-reduce", "ordered", *options.split())
+    assert ranks.run(world_size, run_worker, "none", out, *arguments) == [0] * world_size
+    report = read(out)
+    assert report.bitwise
+    assert report.gradient_difference == report.parameter_difference == 0
+    assert report.verdict.startswith("bitwise equal to one process")
+    assert report.setting.all_reduce == "ordered"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"impl": "torch", "all_reduce": "ordered"},
+        {"impl": "minimal", "all_reduce": "ordered"},
+        {"impl": "minimal", "static_graph": True},
+        {"impl": "minimal", "bucket_cap_mb": 1.0},
+    ],
+)
+def test_options_that_an_implementation_has_not_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="impl"):
+        trace.Recipe(**arguments)
 
 
 def test_sgd_too(ranks: RankPool, tmp_path: Path) -> None:
