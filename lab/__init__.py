@@ -1,3 +1,34 @@
-"""A multi-node lab for PyTorch."""
+"""A multi-node lab for PyTorch.
+
+`from lab import Topology, Job, run` runs a script or a function on a topology's ranks. These names
+load when they are asked for, so that `lab.parallel` in a script needs nothing but torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lab.api import RankError, RunError, RunResult, run
+    from lab.runs.job import Job
+    from lab.topology import Topology, load_topology
 
 __version__ = "0.1.0"
+
+__all__ = ["Job", "RankError", "RunError", "RunResult", "Topology", "load_topology", "run"]
+
+_HOMES = {
+    **dict.fromkeys(("RankError", "RunError", "RunResult", "run"), "lab.api"),
+    "Job": "lab.runs.job",
+    "Topology": "lab.topology",
+    "load_topology": "lab.topology",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lab' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

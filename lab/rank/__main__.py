@@ -16,7 +16,7 @@ import traceback
 import types
 from pathlib import Path
 
-OWN_FILES = {__file__, runpy.__file__, "<frozen runpy>"}
+OWN_FILES = {__file__, str(Path(__file__).with_name("call.py")), runpy.__file__, "<frozen runpy>"}
 
 
 def _take_events_fd() -> int | None:

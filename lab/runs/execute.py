@@ -1,9 +1,11 @@
 """One job on one topology, from here to its verdict: what the command and the API share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 
-from lab.runs.controller import Listener, RunController
+from lab.runs.attempt import Listener
+from lab.runs.controller import RunController
 from lab.runs.job import Job
 from lab.runs.verdict import Verdict
 from lab.topology import Topology
@@ -19,14 +21,21 @@ def execute(
     *,
     grace: float = 30.0,
     timeout: float | None = None,
+    max_restarts: int = 0,
+    prepare: Callable[[Path], None] | None = None,
 ) -> tuple[RunController, Verdict]:
-    """Run a job to its end; `progress` is told what is done while the nodes come up.
+    """Run a job to its end.
+
+    `progress` is told what is done while the nodes come up; `prepare` gets the run directory before
+    anything is started.
 
     Raises:
         LabError: it could not be started.
     """
     transport = transport_for(topology, job.cwd)
-    controller = RunController(topology, job, transport, listeners, grace, timeout)
+    controller = RunController(topology, job, transport, listeners, grace, timeout, max_restarts)
+    if prepare is not None:
+        prepare(controller.directory.path)
     with progress as tell:
         controller.up(tell)
     return controller, controller.run()

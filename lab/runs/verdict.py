@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from signal import Signals
 from typing import Any, Literal
 
+from lab.node.protocol import Message
 from lab.node.victims import looks_like_victim
 
 SCHEMA = 1
@@ -38,6 +39,15 @@ class Failure:
     line: int | None = None
     traceback: str | None = None
 
+    oom_limit: int | None = None
+    """Where the kernel killed the rank since its node was out of memory: the limit in bytes."""
+
+    @property
+    def found_port_taken(self) -> bool:
+        """Whether rank 0 could not open the rendezvous, so that training has not begun."""
+        taken = ("EADDRINUSE", "address already in use")
+        return self.rank == 0 and any(sign in (self.message or "") for sign in taken)
+
     @property
     def looks_like_victim(self) -> bool:
         """Whether this is what happens to a rank when another one has failed."""
@@ -46,10 +56,16 @@ class Failure:
     def __str__(self) -> str:
         what = {
             "exception": self._exception,
-            "signal": f"ended by {_signal_name(self.exit_code - 128)}",
+            "signal": self._ended_by,
             "exit": f"exited with code {self.exit_code}",
         }.get(self.kind, self.message or self.kind)
         return f"rank {self.rank} on {self.node}: {what}"
+
+    @property
+    def _ended_by(self) -> str:
+        if self.oom_limit is not None:
+            return f"killed: out of memory (the node's limit is {_size(self.oom_limit)})"
+        return f"ended by {_signal_name(self.exit_code - 128)}"
 
     @property
     def _exception(self) -> str:
@@ -73,6 +89,8 @@ class Verdict:
     """Ranks that failed because of it, before they could be ended."""
     ended: tuple[int, ...] = ()
     """Ranks that lab ended because of it."""
+    hint: str | None = None
+    """What to do about it, where that is known."""
     seconds: float = 0.0
     """From the start of the ranks to the end of the last."""
     max_rss_kib: dict[str, int] = field(default_factory=dict)
@@ -98,7 +116,15 @@ def _signal_name(number: int) -> str:
     return f"{name} ({meanings[name]})" if name in meanings else name
 
 
-def failure_from_exit(rank: int, node: str, code: int, signal: int | None) -> Failure:
-    """The failure of a rank that ended without a word."""
-    kind: Kind = "exit" if signal is None else "signal"
-    return Failure(rank, node, kind, code)
+def _size(count: int) -> str:
+    """Bytes as a topology writes them: 2g, 512m."""
+    for unit, suffix in ((1 << 30, "g"), (1 << 20, "m")):
+        if count >= unit:
+            return f"{count / unit:.4g}{suffix}"
+    return f"{count} bytes"
+
+
+def failure_from_exit(node: str, message: Message) -> Failure:
+    """The failure of a rank that ended without a word, from its agent's `exit`."""
+    kind: Kind = "exit" if message["signal"] is None else "signal"
+    return Failure(message["rank"], node, kind, message["code"], oom_limit=message.get("oom_limit"))

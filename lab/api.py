@@ -1,0 +1,208 @@
+"""Runs from Python: a script or a function on every rank, and what came of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from lab.errors import EXIT_INTERRUPTED, LabError, UsageError
+from lab.runs.call import Call
+from lab.runs.execute import execute
+from lab.runs.job import Job
+from lab.runs.variables import job_variables
+from lab.topology import Topology, load_topology
+
+if TYPE_CHECKING:
+    from lab.runs import Listener, Verdict
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunResult(Generic[T]):
+    """A run that ended well."""
+
+    results: tuple[T, ...]
+    """What the function returned on each rank, by rank; empty for a script."""
+    verdict: "Verdict"
+    directory: Path
+    """The run directory, with the logs of every rank."""
+
+
+class RunError(LabError):
+    """A run that did not end well, through no rank's own failure: a timeout, a lost node.
+
+    Attributes:
+        verdict: what `verdict.json` holds.
+        directory: the run directory.
+        exit_code: what `lab run` would have ended with.
+    """
+
+    def __init__(self, verdict: "Verdict", directory: Path) -> None:
+        self.verdict = verdict
+        self.directory = directory
+        self.exit_code = verdict.exit_code
+        hint = f"\n{verdict.hint}" if verdict.hint else ""
+        super().__init__(f"{verdict.summary}{hint}")
+
+
+class RankError(RunError):
+    """A rank failed first. Where it raised, `__cause__` is that exception, if it could be sent.
+
+    Attributes:
+        rank: which.
+        node: the node that it was on.
+        traceback: the text of the exception's traceback in the rank; None where none was raised.
+    """
+
+    def __init__(self, verdict: "Verdict", directory: Path) -> None:
+        super().__init__(verdict, directory)
+        assert verdict.first is not None
+        self.rank = verdict.first.rank
+        self.node = verdict.first.node
+        self.traceback = verdict.first.traceback
+        if self.traceback:
+            self.add_note(f"in rank {self.rank} on {self.node}:\n{self.traceback.rstrip()}")
+
+
+@overload
+def run(
+    what: Callable[..., T],
+    topology: Topology | str | Path | None = None,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    nodes: str | int | None = None,
+    slots: int | None = None,
+    on: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    grace: float = 30.0,
+    cold: bool = False,
+    quiet: bool = False,
+) -> RunResult[T]: ...
+
+
+@overload
+def run(
+    what: str | Path | Job,
+    topology: Topology | str | Path | None = None,
+    *,
+    args: Sequence[Any] = (),
+    nodes: str | int | None = None,
+    slots: int | None = None,
+    on: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    grace: float = 30.0,
+    cold: bool = False,
+    quiet: bool = False,
+) -> RunResult[None]: ...
+
+
+def run(
+    what: Callable[..., Any] | str | Path | Job,
+    topology: Topology | str | Path | None = None,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    nodes: str | int | None = None,
+    slots: int | None = None,
+    on: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    grace: float = 30.0,
+    cold: bool = False,
+    quiet: bool = False,
+) -> RunResult[Any]:
+    """Run a script or a function on every rank of a topology, as `lab run` does.
+
+    A function is sent by its name, like those of `multiprocessing`: it must be at the top level of
+    a module or of the script that calls this, which then needs `if __name__ == "__main__":`
+    around the call. Its arguments and what it returns must be picklable.
+
+    Args:
+        what: a function, the path of a script (its `args` are strings), or a whole `Job`.
+        topology: a topology, or the preset or file to load one from; as for `lab run -t`.
+        args: positional arguments.
+        kwargs: keyword arguments of a function.
+        nodes: other nodes than the topology's (not for a `Topology`, which says it all).
+        slots: other ranks per node; likewise.
+        on: another place than the topology's: local, docker.
+        env: variables for the ranks, on top of the topology's.
+        timeout: seconds after which the run is ended.
+        grace: seconds between SIGTERM and SIGKILL after Ctrl-C or `timeout`.
+        cold: start the ranks from nothing, though nodes may have a warm process.
+        quiet: do not print what the ranks write; it is in the run directory either way.
+
+    Raises:
+        RankError: a rank failed; it tells which, where and how.
+        RunError: the run failed otherwise, such as by `timeout`.
+        UsageError: what was asked for cannot be run; nothing was started.
+        LabError: the nodes could not be had.
+        KeyboardInterrupt: Ctrl-C ended the run.
+    """
+    loaded = _topology(topology, nodes, slots, on)
+    cwd = Path.cwd()
+    call: Call | None = None
+    if isinstance(what, Job):
+        if args or kwargs or env or cold:
+            raise UsageError("a Job has its arguments and variables in it; give it none beside it")
+        job = what
+    elif isinstance(what, str | Path):
+        if kwargs:
+            raise UsageError("kwargs are for functions; a script takes args, each a string")
+        words = [str(what), *map(str, args)]
+        job = Job.from_command_line(words, topology=loaded, cwd=cwd, env=_variables(env), cold=cold)
+    else:
+        call = Call.of(what, args, kwargs or {}, cwd=cwd, local=loaded.on == "local")
+        job = Job(command=call.command, cwd=cwd, env=_variables(env), cold=cold)
+
+    listeners, progress = _console(loaded, quiet)
+    controller, verdict = execute(
+        loaded,
+        job,
+        progress,
+        listeners,
+        grace=grace,
+        timeout=timeout,
+        prepare=None if call is None else call.write,
+    )
+    directory = controller.directory.path
+    if verdict.kind == "ok":
+        results = () if call is None else call.results(directory, loaded.world_size)
+        return RunResult(results, verdict, directory)
+    if verdict.exit_code == EXIT_INTERRUPTED and verdict.kind == "interrupted":
+        raise KeyboardInterrupt
+    if verdict.first is None:
+        raise RunError(verdict, directory)
+    cause = None if call is None else call.exception(directory, verdict.first.rank)
+    raise RankError(verdict, directory) from cause
+
+
+def _variables(env: Mapping[str, str] | None) -> dict[str, str]:
+    return job_variables({}, given=[f"{name}={value}" for name, value in (env or {}).items()])
+
+
+def _topology(
+    topology: Topology | str | Path | None,
+    nodes: str | int | None,
+    slots: int | None,
+    on: str | None,
+) -> Topology:
+    if not isinstance(topology, Topology):
+        source = None if topology is None else str(topology)
+        return load_topology(source, nodes=nodes, slots=slots, on=on)
+    if nodes is not None or slots is not None:
+        raise UsageError("a Topology has its nodes and slots in it; give it none beside it")
+    return topology if on is None else Topology.model_validate(topology.model_dump() | {"on": on})
+
+
+def _console(topology: Topology, quiet: bool) -> tuple[Sequence["Listener"], Any]:
+    if quiet:
+        return (), nullcontext(lambda _step: None)
+    from lab.cli.console import Prefixes, RunConsole, progress_line
+
+    prefixes = Prefixes({rank.rank: rank.node.name for rank in topology.ranks()})
+    return (RunConsole(prefixes),), progress_line()

@@ -1,0 +1,195 @@
+"""`from lab import run`: functions and scripts on real local ranks, from programs that are run."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import Lab
+
+HEAD = """
+import os, sys
+from lab import RankError, RunError, run
+from lab.errors import LabError, UsageError
+
+"""
+
+
+def python(lab: Lab, text: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    lab.script(HEAD + text, "program.py")
+    return subprocess.run(
+        [sys.executable, *(argv or ["program.py"])],
+        cwd=lab.cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_results_of_a_function_of_the_script_itself(lab: Lab) -> None:
+    text = """
+class Point:
+    def __init__(self, x): self.x = x
+
+def work(base, *, factor):
+    print("at work")
+    return Point(base.x + factor * int(os.environ["RANK"]))
+
+if __name__ == "__main__":
+    done = run(work, "quad", on="local", args=[Point(1)], kwargs={"factor": 10}, quiet=True)
+    print([point.x for point in done.results], done.verdict.kind, done.directory.name[-9:-5])
+"""
+    for argv in (["program.py"], ["-m", "program"]):
+        done = python(lab, text, *argv)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "[1, 11, 21, 31] ok quad\n"
+
+
+def test_a_function_of_a_module_and_its_output(lab: Lab) -> None:
+    lab.script("def work():\n    print('said')\n    return 7", "sub/mine.py")
+    text = """
+sys.path.insert(0, "sub")
+import mine
+print(run(mine.work, "solo", on="local", env={"X": "1"}).results)
+"""
+    done = python(lab, text)
+    assert done.stdout == "[0 node0] said\n(7,)\n", done.stderr
+
+
+def test_the_first_ranks_exception_comes_back(lab: Lab) -> None:
+    text = """
+class MyError(Exception):
+    pass
+
+def work():
+    if os.environ["RANK"] == "1":
+        raise MyError("boom", 3)
+    import time; time.sleep(1000)
+
+if __name__ == "__main__":
+    try:
+        run(work, "pair", on="local", quiet=True)
+    except RankError as error:
+        print(error.rank, error.node, error.exit_code, type(error.__cause__).__name__)
+        print(isinstance(error.__cause__, MyError) and error.__cause__.args)
+        print(error)
+        print(error.traceback)
+"""
+    done = python(lab, text)
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["1 node1 1 MyError", "('boom', 3)"], done.stderr
+    assert lines[2].startswith("rank 1 on node1: MyError: ('boom', 3) (")
+    assert "program.py" in lines[2]
+    assert "in work" in done.stdout
+    assert "lab/rank" not in done.stdout
+
+
+def test_exceptions_that_cannot_be_sent_and_other_ends(lab: Lab) -> None:
+    text = """
+class Odd(Exception):
+    def __init__(self, a, b): super().__init__(a)
+
+def work(how):
+    if how == "odd": raise Odd(1, 2)
+    if how == "exit": os._exit(5)
+    if how == "lock": import threading; return threading.Lock()
+    if how == "sleep": import time; time.sleep(1000)
+    if how == "leave": sys.exit(0)
+
+def attempt(how, **options):
+    try:
+        run(work, "solo", on="local", args=[how], quiet=True, **options)
+    except (RankError, RunError, LabError) as error:
+        print(type(error).__name__, error.exit_code, error.__cause__, str(error).splitlines()[0])
+
+if __name__ == "__main__":
+    for how in ("odd", "exit", "lock", "leave"): attempt(how)
+    attempt("sleep", timeout=1)
+"""
+    done = python(lab, text)
+    odd, code, lock, leave, sleep = done.stdout.splitlines()
+    assert odd.startswith("RankError 1 None rank 0 on node0: Odd: 1 ("), done.stderr
+    assert code == "RankError 5 None rank 0 on node0: exited with code 5"
+    assert lock.startswith("RankError 1 None rank 0 on node0: TypeError: what work returned cannot")
+    assert leave == ("LabError 1 None work did not return on rank 0, which ended with exit code 0")
+    assert sleep == "RunError 124 None not done after 1 s (--timeout)"
+
+
+def test_a_script(lab: Lab) -> None:
+    lab.script("import sys; print(sys.argv[1:])", "train.py")
+    text = """
+done = run("train.py", "solo", on="local", args=["--epochs", 3])
+print(done.results)
+try:
+    run("nosuch.py", "solo", on="local")
+except UsageError as error:
+    print(error.exit_code, error)
+"""
+    lines = python(lab, text).stdout.splitlines()
+    assert lines[:2] == ["[0 node0] ['--epochs', '3']", "()"]
+    assert lines[2].startswith("2 there is no script nosuch.py")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("run(lambda: 1, 'solo', on='local')", "define it there with def"),
+        ("run(inner(), 'solo', on='local')", "not at the top level"),
+        ("run(print, 'solo', on='local', args=[lambda: 1])", "the arguments of print cannot"),
+        ("run('x.py', 'solo', on='local', kwargs={'a': 1})", "kwargs are for functions"),
+        ("run(print, 'solo', on='local', env={'RANK': '1'})", "RANK is set by lab"),
+        ("run(print, load_topology('solo'), slots=2)", "give it none beside it"),
+    ],
+)
+def test_what_cannot_be_sent(lab: Lab, call: str, words: str) -> None:
+    text = f"""
+from lab import load_topology
+def inner():
+    def function(): pass
+    return function
+try:
+    {call}
+except UsageError as error:
+    print(error)
+"""
+    done = python(lab, text)
+    assert words in done.stdout, done.stderr
+    assert lab.runs() == []
+
+
+def test_a_call_without_the_guard_does_not_breed(lab: Lab) -> None:
+    text = "def work(): pass\nrun(work, 'solo', on='local', quiet=True)\n"
+    done = python(lab, text)
+    assert done.returncode == 1
+    assert 'if __name__ == "__main__":' in done.stderr
+    assert len(lab.runs()) == 1
+
+
+def test_an_interactive_function_has_no_file(lab: Lab) -> None:
+    text = f"{HEAD}\ndef work(): pass\nrun(work, 'solo', on='local')"
+    done = python(lab, "", "-c", text)
+    assert "interactive session" in done.stderr
+    assert lab.runs() == []
+
+
+def test_files_of_others_are_not_read(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+    import pickle
+
+    from lab.runs.call import _load
+
+    path = lab.cwd / "rank0.result"
+    path.write_bytes(pickle.dumps(1))
+    assert _load(path) == 1
+    (lab.cwd / "link").symlink_to(path)
+    with pytest.raises(OSError, match="link"):
+        _load(lab.cwd / "link")
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    with pytest.raises(PermissionError):
+        _load(path)
+
+
+def test_importing_lab_is_light(lab: Lab) -> None:
+    text = "import sys, lab, lab.parallel; print(sorted({'pydantic', 'rich'} & set(sys.modules)))"
+    done = python(lab, "", "-c", text)
+    assert done.stdout == "[]\n", done.stderr
