@@ -80,6 +80,8 @@ class RunConsole:
 
     def event(self, message: Mapping[str, Any]) -> None:
         """See `lab.runs.Listener`."""
+        if message["type"] == "restart":
+            print(f"lab: {message['because']}: beginning again", file=sys.stderr, flush=True)
         if message["type"] == "exit":  # whatever it has not ended with a line break
             for stream in ("out", "err"):
                 lines = self._lines.pop((message["rank"], stream), None)
@@ -159,6 +161,8 @@ def print_verdict(verdict: "Verdict", console: RunConsole) -> None:
     red, reset = ("\033[31m", "\033[0m") if colour else ("", "")
     what = printable(str(first), error)
     print(f"{red}lab: {what} (exit code {verdict.exit_code}){reset}", file=error)
+    if verdict.hint:
+        print(printable(f"lab: {verdict.hint}", error), file=error)
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

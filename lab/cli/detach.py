@@ -24,14 +24,16 @@ class _Started:
 
     def __init__(self, tell: int) -> None:
         self._tell = tell
+        self._told = False
 
     def log(self, node: str, rank: int, stream: str, text: str) -> None:
         """See `lab.runs.Listener`."""
 
     def event(self, message: "Message") -> None:
         """See `lab.runs.Listener`."""
-        if message["type"] != "run":
+        if message["type"] != "run" or self._told:  # a restart begins again
             return
+        self._told = True
         sys.stdout.flush()
         sys.stderr.flush()
         run_id = message["id"]

@@ -96,6 +96,12 @@ def run(
             show_default=False,
         ),
     ] = None,
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Begin again after a failure, at most N times: all ranks."
+        ),
+    ] = 0,
     cold: Annotated[
         bool, typer.Option("--cold", help="Start ranks from nothing, not from a warm process.")
     ] = False,
@@ -141,11 +147,15 @@ def run(
         env=job_variables(os.environ, passed=pass_env or (), files=env_file or (), given=env or ()),
         cold=cold,
     )
+    if not quiet:
+        _warn_of_crowd(loaded)
     shown = chosen_ranks(rank, loaded.world_size)
     console = RunConsole(
         Prefixes({r.rank: r.node.name for r in loaded.ranks()}), () if quiet else shown
     )
-    go = partial(execute, loaded, job, grace=grace, timeout=limit, quiet=quiet)
+    go = partial(
+        execute, loaded, job, grace=grace, timeout=limit, max_restarts=max_restarts, quiet=quiet
+    )
     if detach:
         start_detached(lambda started: _finish(go([console, started]), console, quiet))
         return
@@ -165,6 +175,15 @@ def _finish(outcome: "tuple[RunController, Verdict]", console: RunConsole, quiet
     return verdict.exit_code
 
 
+def _warn_of_crowd(topology: "Topology") -> None:
+    """Say so where ranks must share this machine's cores."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    ranks = topology.world_size
+    if topology.on in ("local", "docker") and ranks > cores:
+        text = f"{ranks} ranks share the {cores} core{'s' * (cores > 1)} of this machine"
+        print(f"lab: warning: {text}; expect them to be slow", file=sys.stderr)
+
+
 def _say_nothing(step: str) -> None:
     del step
 
@@ -176,6 +195,7 @@ def execute(
     *,
     grace: float = 30.0,
     timeout: float | None = None,
+    max_restarts: int = 0,
     quiet: bool = False,
 ) -> "tuple[RunController, Verdict]":
     """Run a job to its end, with a progress line while its nodes come up, unless quiet.
@@ -186,4 +206,12 @@ def execute(
     from lab.runs.execute import execute
 
     progress = nullcontext(_say_nothing) if quiet else progress_line()
-    return execute(topology, job, progress, listeners, grace=grace, timeout=timeout)
+    return execute(
+        topology,
+        job,
+        progress,
+        listeners,
+        grace=grace,
+        timeout=timeout,
+        max_restarts=max_restarts,
+    )

@@ -6,9 +6,12 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from errno import EDQUOT, ENOSPC
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from lab.errors import LabError, UsageError
 from lab.runs.files import is_alive, this_process, write_atomically, write_json
@@ -40,7 +43,7 @@ class RunDirectory:
         now = datetime.now(UTC)
         path = job.cwd / RUNS / f"{now:%Y%m%d-%H%M%S}-{topology.name}-{secrets.token_hex(2)}"
         run = cls(path)
-        try:
+        with _explained(path):
             path.mkdir(parents=True)
             for node in topology.nodes:
                 (path / node.name).mkdir()
@@ -56,10 +59,6 @@ class RunDirectory:
                 ranks=topology.world_size,
                 job=str(job),
             )
-        except OSError as error:
-            raise LabError(
-                f"the run directory {path} cannot be written: {error.strerror}"
-            ) from error
         return run
 
     @classmethod
@@ -154,12 +153,15 @@ class RunDirectory:
             ) from error
 
     def finish(self, verdict: Verdict) -> None:
-        """Record the end."""
-        write_json(self.path / "verdict.json", verdict.to_json())
-        self._write_state(
-            **self.info()
-            | {"state": "finished", "exit_code": verdict.exit_code, "summary": verdict.summary}
-        )
+        """Record the end.
+
+        Raises:
+            LabError: it cannot be written.
+        """
+        end = {"state": "finished", "exit_code": verdict.exit_code, "summary": verdict.summary}
+        with _explained(self.path):
+            write_json(self.path / "verdict.json", verdict.to_json())
+            self._write_state(**self.info() | end)
 
     def claim(self) -> None:
         """Give to root what is root's.
@@ -179,26 +181,42 @@ class RunDirectory:
         write_json(self.path / "state.json", info)
 
 
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Say in one line that a run directory cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        cure = "; free some space on its disk" if error.errno in (ENOSPC, EDQUOT) else ""
+        raise LabError(
+            f"the run directory {path} cannot be written: {error.strerror}{cure}"
+        ) from error
+
+
 class RunFiles:
-    """A run's logs and events, as they come in."""
+    """A run's logs and events, as they come in. Its methods raise LabError where they cannot."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._files: dict[tuple[int, str], BinaryIO] = {}
-        self._events = (run.path / "events.jsonl").open("w", encoding="utf-8")
+        self._files: dict[tuple[int, str], FileIO] = {}
+        self._events = (run.path / "events.jsonl").open("wb", buffering=0)
 
     def log(self, node: str, rank: int, stream: str, text: str) -> None:
         """Append to `<node>/rank<rank>.<stream>`, byte for byte what the rank wrote."""
-        file = self._files.get((rank, stream))
-        if file is None:
-            file = log_path(self._run, node, rank, stream).open("ab", buffering=0)
-            self._files[rank, stream] = file
-        file.write(text.encode("utf-8", "surrogateescape"))
+        left = memoryview(text.encode("utf-8", "surrogateescape"))
+        with _explained(self._run.path):
+            file = self._files.get((rank, stream))
+            if file is None:
+                file = log_path(self._run, node, rank, stream).open("ab", buffering=0)
+                self._files[rank, stream] = file
+            while left:  # a disk that is nearly full takes a part
+                left = left[file.write(left) :]
 
     def event(self, message: dict[str, Any]) -> None:
         """Append to events.jsonl, with the time (seconds since the epoch)."""
-        self._events.write(json.dumps({"time": round(time.time(), 6), **message}) + "\n")
-        self._events.flush()
+        line = json.dumps({"time": round(time.time(), 6), **message}) + "\n"
+        with _explained(self._run.path):
+            self._events.write(line.encode())
 
     def close(self) -> None:
         """Nothing comes any more."""

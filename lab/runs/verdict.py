@@ -18,6 +18,7 @@ Kind = Literal[
     "node-lost",  # a node, its agent or the connection to it went away
     "agent-error",  # an agent could not start its ranks
     "not-started",  # the nodes did not come up
+    "lab-error",  # lab itself could not go on: the disk of the run directory is full
     "timeout",  # not done within --timeout
     "interrupted",  # Ctrl-C, or another signal to lab itself
 ]

@@ -1,0 +1,132 @@
+"""What goes wrong for reasons outside lab: each says what to do, in a line of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab.runs.hints import hint_for
+from lab.runs.verdict import Failure
+from tests.conftest import Lab
+
+
+def last_line(lab: Lab, text: str, *options: str) -> str:
+    done = lab("run", "-t", "solo", "--on", "local", *options, lab.script(text))
+    assert done.returncode == 1
+    told = json.loads((lab.runs()[-1] / "verdict.json").read_text())
+    last = done.stderr.splitlines()[-1]
+    assert last == f"lab: {told['hint']}"
+    return last
+
+
+def test_a_missing_module_is_named_with_its_package(lab: Lab) -> None:
+    last = last_line(lab, "import definitely_not_there.sub")
+    assert "the module definitely_not_there is in the package definitely-not-there:" in last
+    assert last.endswith("-m pip install definitely-not-there")
+
+
+def test_a_module_of_ones_own_that_is_elsewhere(lab: Lab) -> None:
+    lab.script("", "helpers.py")
+    script = lab.script("import helpers", "sub/train.py")
+    done = lab("run", "-t", "solo", "--on", "local", script)
+    assert f"PYTHONPATH={lab.cwd}" in done.stderr.splitlines()[-1]
+    cured = lab("run", "-t", "solo", "--on", "local", "--env", f"PYTHONPATH={lab.cwd}", script)
+    assert cured.returncode == 0
+
+
+def test_cuda_where_there_is_none(lab: Lab) -> None:
+    text = "x = 1\nraise RuntimeError('Found no NVIDIA driver on your system. Please check')"
+    last = last_line(lab, text)
+    assert "script.py:2 asks for CUDA or nccl" in last
+    assert "gloo" in last
+
+
+def test_nccl_in_a_real_torch(lab: Lab) -> None:
+    last = last_line(lab, "import torch.distributed as dist\n\ndist.init_process_group('nccl')\n")
+    assert "script.py:3 asks for CUDA or nccl" in last
+
+
+@pytest.mark.parametrize(
+    ("module", "on", "words"),
+    [
+        ("cv2", "local", "pip install opencv-python-headless"),
+        ("google.protobuf", "docker", "put protobuf into a file"),
+        ("sklearn.tree", "docker", "lab build --requirements FILE"),
+        ("_lzma", "local", "part of Python"),
+    ],
+)
+def test_packages(module: str, on: str, words: str, tmp_path: Path) -> None:
+    said = f"No module named '{module}'"
+    failure = Failure(0, "node0", "exception", 1, exception="ModuleNotFoundError", message=said)
+    assert words in (hint_for(failure, on, tmp_path) or "")
+
+
+def test_no_hint_where_nobody_can_know(tmp_path: Path) -> None:
+    failure = Failure(0, "n", "exception", 1, exception="ValueError", message="No module named 'x'")
+    assert hint_for(failure, "local", tmp_path) is None
+    assert hint_for(Failure(0, "n", "exit", 3), "local", tmp_path) is None
+
+
+def test_more_ranks_than_cores_are_warned_of(lab: Lab) -> None:
+    script = lab.script("")
+    cores = len(os.sched_getaffinity(0))
+    many = lab("run", "-t", "solo", "--slots", str(cores + 1), "--on", "local", script)
+    assert many.returncode == 0
+    assert f"warning: {cores + 1} ranks share the {cores} core" in many.stderr
+    assert "warning" not in lab("run", "-t", "solo", "--on", "local", script).stderr
+
+
+FLOOD = """
+import os, time
+if os.environ["RANK"] == "0":
+    for _ in range(4000):
+        print("x" * 1000)
+time.sleep(1000)
+"""
+
+
+def test_logs_that_cannot_be_written_end_the_run(lab: Lab) -> None:
+    """A limit on the size of files says no as a full disk does."""
+    words = f"ulimit -f 1000; exec {sys.executable} -P -m lab run -t pair --on local -q"
+    done = subprocess.run(
+        ["sh", "-c", f"{words} {lab.script(FLOOD)}"],
+        cwd=lab.cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("lab: error: the run directory")
+    assert line.endswith("cannot be written: File too large")
+    told = json.loads((lab.runs()[0] / "verdict.json").read_text())
+    assert told["kind"] == "lab-error"
+
+
+@pytest.fixture
+def small_disk(lab: Lab) -> Iterator[Lab]:
+    """`runs/` on a disk of 1 MiB."""
+    runs = lab.cwd / "runs"
+    runs.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(runs)]
+    subprocess.run(mount, check=True, capture_output=True)
+    try:
+        yield lab
+    finally:
+        subprocess.run(["umount", "-l", str(runs)], check=True)
+
+
+if sys.platform == "linux" and os.geteuid() == 0:  # only root may mount
+
+    def test_a_full_disk_ends_the_run(small_disk: Lab) -> None:
+        lab = small_disk
+        script = lab.script(FLOOD)
+        done = lab("run", "-t", "pair", "--on", "local", "--quiet", script, timeout=60)
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("lab: error: the run directory")
+        assert "cannot be written: No space left on device; free some space" in line
