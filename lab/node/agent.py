@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.node import processes
+from lab.node import memory, processes
 from lab.node.environment import launch_environment, rank_environment
 from lab.node.placeholders import fill
 from lab.node.ports import Reservation
@@ -68,6 +68,7 @@ class Agent:
         self._ranks: dict[int, int] = {}  # pid -> rank, until it has been reaped
         self._pipes: dict[int, Pipe] = {}  # by descriptor, until they end
         self._paused = False
+        self._oom_kills = memory.oom_kills()
         self._kill_at: float | None = None
         self._finished = False
         self._port: Reservation | None = None
@@ -93,10 +94,10 @@ class Agent:
         self._flush()
 
     def _hello(self) -> None:
-        port = None
-        if self.job.pick_port:
+        port = self.job.port
+        if port is not None:
             try:
-                self._port = Reservation()
+                self._port = Reservation(port)
             except OSError as error:
                 self._fail(str(error))
                 return
@@ -171,6 +172,8 @@ class Agent:
             master_port=port,
             run_id=job.run_id,
             run_dir=job.run_dir,
+            restart_count=job.restart_count,
+            max_restarts=job.max_restarts,
         )
 
     # The loop
@@ -223,9 +226,15 @@ class Agent:
             if rank is not None:
                 self._drain(rank)
                 number = code - 128 if code > 128 else None
-                self._report("exit", rank=rank, code=code, signal=number)
+                oom_limit = self._oom_limit() if number == signal.SIGKILL else None
+                self._report("exit", rank=rank, code=code, signal=number, oom_limit=oom_limit)
         if ended and not self._ranks:
             self._finished = True
+
+    def _oom_limit(self) -> int | None:
+        """The memory limit, if the kernel has killed somebody for it since we last looked."""
+        before, self._oom_kills = self._oom_kills, memory.oom_kills()
+        return memory.memory_limit() if self._oom_kills > before else None
 
     def _drain(self, rank: int | None = None) -> None:
         """Report what lies in the pipes of one rank, or of all: at most what a pipe can hold."""

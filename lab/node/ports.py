@@ -1,5 +1,6 @@
 """A free port for the rendezvous, found on the master's own node and held against other runs."""
 
+import contextlib
 import errno
 import random
 import socket
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 LOWEST = 20_000
+LISTENING = "0A"
+"""A listening socket's state in /proc/net/tcp."""
 EPHEMERAL = 32_768
 """Where Linux begins to hand out ports for outgoing connections, unless it says otherwise."""
 
@@ -26,12 +29,19 @@ class Reservation:
     the random choice has to do.
     """
 
-    def __init__(self) -> None:
-        """Look for a port.
+    def __init__(self, port: int = 0) -> None:
+        """Take that port, or look for one.
 
         Raises:
-            OSError: none is free.
+            OSError: it is not free, and who has it; or none is.
         """
+        if port:
+            holder = _hold(port)
+            if holder is None or not _is_free(port):
+                raise OSError(f"port {port} is taken{_by_whom(port)}: name another, or none")
+            self.port = port
+            self._holder = holder
+            return
         top = max(_lowest_ephemeral(), LOWEST + 1000)
         for port in random.sample(range(LOWEST, top), 200):
             holder = _hold(port)
@@ -73,3 +83,23 @@ def _is_free(port: int) -> bool:
                 continue  # no IPv6 here
             return False
     return True
+
+
+def _by_whom(port: int) -> str:
+    """` by pid 7 (python train.py)`, as far as /proc shows it to us (Linux)."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    if not inodes:
+        return " by another run of lab"
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if str(link.readlink()) in inodes:
+                pid = link.parts[2]
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
+                return f" by pid {pid} ({command.decode(errors='replace')[:80]})"
+    return ""

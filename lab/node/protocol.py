@@ -14,14 +14,15 @@ stop     ``grace`` (seconds): terminate the ranks, kill those left after ``grace
 From the agent, each with ``node``:
 
 =========  ================================================================================
-hello      ``pid``, ``host``, ``python``, ``port`` (a free one, if asked for): ready to start
+hello      ``pid``, ``host``, ``python``, ``port`` (to meet at, if asked for): ready to start
 started    ``rank``, ``pid``
 log        ``rank``, ``stream`` (out, err), ``data``: a chunk of output, not always whole lines;
            bytes that are no UTF-8 travel as surrogate escapes
 exception  ``rank``, ``kind``, ``message``, ``file``, ``line``, ``traceback``: the script raised;
            sent at once, while the process may take its time to end
-exit       ``rank``, ``code`` (as a shell says it: 128 + n for signal n), ``signal`` (n or null);
-           all that the rank itself wrote came before
+exit       ``rank``, ``code`` (as a shell says it: 128 + n for signal n), ``signal`` (n or null),
+           ``oom_limit`` (bytes, or null: it was not killed for want of memory); all that the rank
+           itself wrote came before
 error      ``message``: the agent cannot do its job; ``bye`` follows
 bye        ``max_rss`` (KiB): all ranks have ended and nothing that they started is left
 =========  ================================================================================
@@ -29,7 +30,7 @@ bye        ``max_rss`` (KiB): all ranks have ended and nothing that they started
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 Message = dict[str, Any]
@@ -62,8 +63,10 @@ class NodeJob:
     cwd: str
     env: Mapping[str, str]
     """On top of the agent's own environment, below the rank contract."""
-    pick_port: bool = False
-    """Whether to look for a free port and hold it against other runs (asked of the master)."""
+    port: int | None = None
+    """Asked of the master's node: whether this port is free for the rendezvous; 0: pick one."""
+    restart_count: int = 0
+    max_restarts: int = 0
     warm: bool = False
     """Whether the node keeps a process with torch imported, and ranks may be forked from it."""
     python: bool = True
@@ -72,6 +75,10 @@ class NodeJob:
     def to_json(self) -> str:
         """One line."""
         return json.dumps(asdict(self))
+
+    def restarted(self, count: int, most: int) -> "NodeJob":
+        """The same for the attempt after `count` restarts of at most `most`."""
+        return replace(self, restart_count=count, max_restarts=most)
 
     @classmethod
     def from_json(cls, text: str) -> "NodeJob":

@@ -63,7 +63,7 @@ def node_jobs(
                 command=job.command,
                 cwd=str(job.start_folder),
                 env={**transport.default_env(node), **topology.env, **job.env},
-                pick_port=node_rank == 0 and topology.master.port is None,
+                port=(topology.master.port or 0) if node_rank == 0 else None,
                 warm=transport.keeps_warm and job.python and not job.cold,
                 python=job.python,
             )

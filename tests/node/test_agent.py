@@ -249,7 +249,7 @@ def test_a_missing_working_directory_is_said_not_raised(tmp_path: Path) -> None:
 
 
 def test_two_agents_are_given_different_ports(tmp_path: Path) -> None:
-    picking = replace(job(tmp_path, "import time; time.sleep(1000)"), pick_port=True)
+    picking = replace(job(tmp_path, "import time; time.sleep(1000)"), port=0)
     with agent(picking) as one, agent(picking) as other:
         ports = {running.until("hello")[-1]["port"] for running in (one, other)}
     assert len(ports) == 2

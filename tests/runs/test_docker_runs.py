@@ -188,3 +188,13 @@ def test_without_an_engine_the_cure_is_said(lab: Lab) -> None:
     assert "no Docker engine answers" in done.stderr
     assert "--on local" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_rank_killed_for_want_of_memory_is_told_with_the_limit(docker_lab: Lab) -> None:
+    lab = docker_lab
+    lab.script("name: solo\nnodes: 1\non: docker\ndocker: {memory: 256m}\n", "small.yaml")
+    script = lab.script("grow = [bytearray(b'x' * (64 << 20)) for _ in range(20)]")
+    done = lab("run", "--cold", "-t", "small.yaml", script)
+    assert done.returncode == 137
+    assert "killed: out of memory (the node's limit is 256m)" in done.stderr.splitlines()[-1]
+    assert verdict(lab)["first"]["oom_limit"] == 256 << 20

@@ -1,0 +1,256 @@
+"""One start of all ranks: from the roll-call of the agents to the last rank's end."""
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from signal import Signals
+from typing import Protocol
+
+from lab.errors import EXIT_TIMEOUT, LabError
+from lab.node.processes import peak_memory_kib
+from lab.node.protocol import Message, NodeJob
+from lab.runs.failures import Failures
+from lab.runs.nodes import QUEUE_LIMIT, AgentLink, Inbox, connect
+from lab.runs.verdict import Failure, Kind, Verdict
+from lab.topology import Node, Topology
+from lab.transport.base import Transport
+
+HELLO_TIMEOUT = 60.0
+"""Seconds for all agents to answer, once their nodes are up."""
+FAILURE_GRACE = 1.0
+"""Seconds between SIGTERM and SIGKILL for the others when a rank has failed."""
+GONE_PATIENCE = 1.0
+"""Seconds after the end of an agent's streams in which its node may turn out to have gone too."""
+AGENT_PATIENCE = 10.0
+"""Seconds for an agent to end after the last of its ranks had to."""
+
+
+class Listener(Protocol):
+    """Somebody who wants to know what happens while it happens."""
+
+    def log(self, node: str, rank: int, stream: str, text: str) -> None:
+        """A rank wrote to stdout (`out`) or stderr (`err`); not always whole lines."""
+
+    def event(self, message: Message) -> None:
+        """Anything else that an agent reported, and `run` when the run begins."""
+
+
+@dataclass
+class Interrupts:
+    """Ctrl-C and its kin, as they have come so far."""
+
+    count: int = 0
+    signal: Signals = Signals.SIGINT
+
+
+class Attempt:
+    """Starts the ranks once and follows them to their end.
+
+    The first real failure wins: the others are ended at once, and the verdict is about it, not
+    about those that lost their connection to it.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        transport: Transport,
+        listener: Listener,
+        interrupts: Interrupts,
+        grace: float,
+        timeout: float | None,
+    ) -> None:
+        """`grace` and `timeout` are those of the run, in seconds."""
+        self._topology = topology
+        self._transport = transport
+        self._listener = listener
+        self._interrupts = interrupts
+        self._grace = grace
+        self._timeout = timeout
+        self._inbox: Inbox = queue.Queue(QUEUE_LIMIT)
+        self._links: dict[str, AgentLink] = {}
+        self._failures = Failures()
+        self._alive: set[int] = set()
+        self._ended: set[int] = set()  # those that we ended
+        self._stopped = False
+        self._timed_out = False
+        self._obeyed_interrupts = 0
+        self._give_up_at: float | None = None
+        self._started_at = time.monotonic()
+
+    def run(self, jobs: list[NodeJob]) -> Verdict:
+        """Run the nodes' jobs, by node rank, to their end.
+
+        Raises:
+            LabError: the ranks could not be started.
+        """
+        try:
+            self._begin(jobs)
+            self._follow()
+            return self._judge()
+        finally:
+            self._part()
+
+    def _part(self) -> None:
+        """Let the agents go: the end of their stdin ends whatever may be left of them."""
+        for link in self._links.values():
+            link.channel.close_stdin()
+        for link in self._links.values():
+            with contextlib.suppress(TimeoutError, OSError):
+                link.channel.wait(timeout=AGENT_PATIENCE)
+            link.channel.close()
+
+    def _begin(self, jobs: list[NodeJob]) -> None:
+        """Start every agent, wait for the roll-call, start the ranks."""
+        with ThreadPoolExecutor(min(32, len(jobs))) as pool:
+            list(pool.map(self._connect, jobs))
+        give_up = time.monotonic() + HELLO_TIMEOUT
+        while missing := [link for link in self._links.values() if not link.greeted]:
+            if time.monotonic() > give_up:
+                names = ", ".join(link.node.name for link in missing)
+                raise LabError(f"no answer from the agent on {names} in {HELLO_TIMEOUT:.0f} s")
+            self._receive()
+            lost = self._failures.lost
+            if lost is not None:
+                raise LabError(f"{lost.node} cannot take part: {lost.message}")
+            if self._interrupts.count:
+                return  # the ranks never start; `_follow` ends the agents
+        port = self._links[self._topology.master_node.name].port
+        assert port is not None
+        addr = self._transport.address(self._topology.master_node)
+        self._started_at = time.monotonic()
+        self._listener.event(
+            {"type": "run", "id": jobs[0].run_id, "master": f"{addr}:{port}"}
+            | {"restart": jobs[0].restart_count}
+        )
+        for link in self._links.values():
+            link.send(type="start", master_addr=addr, master_port=port)
+        self._alive = {rank.rank for rank in self._topology.ranks()}
+
+    def _connect(self, job: NodeJob) -> None:
+        node = self._topology.nodes[job.node_rank]
+        self._links[node.name] = connect(self._transport, node, job, self._inbox)
+
+    # Following
+
+    def _follow(self) -> None:
+        """Take what the agents say until the last has ended."""
+        while any(not link.done for link in self._links.values()):
+            self._receive()
+            now = time.monotonic()
+            stop_at = self._failures.stop_at
+            if self._interrupts.count > self._obeyed_interrupts:
+                self._obeyed_interrupts = self._interrupts.count
+                self._stop(self._grace if self._interrupts.count == 1 else 0.0)
+            elif self._is_too_late(now):
+                self._timed_out = True
+                self._stop(self._grace)
+            elif not self._stopped and stop_at is not None and now >= stop_at:
+                self._stop(FAILURE_GRACE)
+            if self._give_up_at is not None and now > self._give_up_at:
+                return  # an agent that does not answer: closing its stdin has to do
+
+    def _is_too_late(self, now: float) -> bool:
+        if self._timeout is None or self._stopped or self._failures.stop_at is not None:
+            return False
+        return bool(self._alive) and now - self._started_at > self._timeout
+
+    def _stop(self, grace: float) -> None:
+        if not self._stopped:
+            self._ended = set(self._alive)
+        self._stopped = True
+        self._failures.close()
+        self._give_up_at = time.monotonic() + grace + AGENT_PATIENCE
+        for link in self._links.values():
+            link.send(type="stop", grace=grace)
+
+    def _receive(self) -> None:
+        try:
+            link, message = self._inbox.get(timeout=0.05)
+        except queue.Empty:
+            return
+        if message is None:
+            self._on_end(link)
+        elif message["type"] == "log":
+            self._listener.log(message["node"], message["rank"], message["stream"], message["data"])
+        else:
+            self._listener.event(message)
+            handler: Callable[[AgentLink, Message], None]
+            handler = getattr(self, f"_on_{message['type']}")
+            handler(link, message)
+
+    def _on_hello(self, link: AgentLink, message: Message) -> None:
+        link.greeted = True
+        link.port = message["port"]
+
+    def _on_started(self, link: AgentLink, message: Message) -> None:
+        pass  # of interest to listeners only
+
+    def _on_exception(self, link: AgentLink, message: Message) -> None:
+        self._failures.on_exception(link.node.name, message)
+
+    def _on_exit(self, link: AgentLink, message: Message) -> None:
+        self._alive.discard(message["rank"])
+        if message["code"] != 0:
+            self._failures.on_exit(link.node.name, message)
+
+    def _on_error(self, link: AgentLink, message: Message) -> None:
+        self._lose(link, "agent-error", message["message"])
+
+    def _on_bye(self, link: AgentLink, message: Message) -> None:
+        link.max_rss_kib = message["max_rss"]
+        link.said_bye = True
+
+    def _on_end(self, link: AgentLink) -> None:
+        if not link.said_bye:
+            words = link.stderr.decode(errors="replace").strip().splitlines()
+            reason = f": {words[-1]}" if words else ""
+            state = "its agent ended" if self._stays(link.node) else "the node is gone"
+            self._lose(link, "node-lost", f"{state}{reason}")
+        link.done = True
+
+    def _stays(self, node: Node) -> bool:
+        """Whether a node is alive, and not only not yet known to be gone."""
+        give_up = time.monotonic() + GONE_PATIENCE
+        while self._transport.alive(node):
+            if time.monotonic() > give_up:
+                return True
+            time.sleep(0.05)
+        return False
+
+    def _lose(self, link: AgentLink, kind: Kind, reason: str) -> None:
+        """A node on which no rank can run any more."""
+        first_rank = min(r.rank for r in self._topology.ranks() if r.node == link.node)
+        self._failures.on_lost(Failure(first_rank, link.node.name, kind, 1, message=reason))
+
+    # Judging
+
+    def _judge(self) -> Verdict:
+        first, victims = self._failures.first, self._failures.victims
+        kind: Kind
+        if first is not None:
+            kind, code, summary = first.kind, first.exit_code, str(first)
+        elif self._interrupts.count:
+            kind, code, summary = "interrupted", 128 + self._interrupts.signal, "interrupted"
+        elif self._timed_out:
+            kind, code = "timeout", EXIT_TIMEOUT
+            summary = f"not done after {self._timeout:g} s (--timeout)"
+        else:
+            ranks = self._topology.world_size
+            kind, code = "ok", 0
+            seconds = time.monotonic() - self._started_at
+            summary = f"{ranks} rank{'s' * (ranks > 1)} ended well in {seconds:.1f} s"
+        rss = {link.node.name: link.max_rss_kib for link in self._links.values()}
+        blamed = {first.rank, *victims} if first is not None else set()
+        return Verdict(
+            kind,
+            code,
+            summary,
+            first,
+            victims=victims,
+            ended=tuple(sorted(self._ended - blamed)) if kind != "interrupted" else (),
+            seconds=round(time.monotonic() - self._started_at, 3),
+            max_rss_kib={**rss, "controller": peak_memory_kib()},
+        )

@@ -1,0 +1,86 @@
+"""The failures of an attempt as they come, and which of them is the cause of the others."""
+
+import time
+from dataclasses import replace
+
+from lab.node.protocol import Message
+from lab.runs.verdict import Failure, failure_from_exit
+
+VICTIM_PATIENCE = 1.0
+"""Seconds to wait for the cause after the first failure that looks like a consequence."""
+EXIT_PATIENCE = 0.7
+"""Seconds for a rank that raised to write its traceback and end by itself."""
+
+
+class Failures:
+    """Keeps what went wrong until the attempt is judged; says when the others should be ended."""
+
+    def __init__(self) -> None:
+        self.stop_at: float | None = None
+        """When to end the other ranks (monotonic clock), unless something happens before."""
+        self._by_rank: dict[int, Failure] = {}  # in the order of their coming
+        self._lost: Failure | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """From now on ranks end because we end them: no new failures."""
+        self._closed = True
+
+    def on_exception(self, node: str, message: Message) -> None:
+        """A rank's script raised; it may take its time to end."""
+        failure = Failure(
+            rank=message["rank"],
+            node=node,
+            kind="exception",
+            exit_code=1,
+            exception=message["kind"],
+            message=message["message"],
+            file=message["file"],
+            line=message["line"],
+            traceback=message["traceback"],
+        )
+        self._add(failure, EXIT_PATIENCE)
+
+    def on_exit(self, node: str, message: Message) -> None:
+        """A rank ended, and not well."""
+        rank = message["rank"]
+        known = self._by_rank.get(rank)
+        if known is None:
+            self._add(failure_from_exit(node, message), 0.0)
+            return
+        if message["signal"] is None:  # else it was we who ended it while it was dying
+            self._by_rank[rank] = replace(known, exit_code=message["code"])
+        self._add(self._by_rank[rank], 0.0)
+
+    def on_lost(self, failure: Failure) -> None:
+        """A node went away, or its agent cannot do its job."""
+        if self._lost is None and not self._closed:
+            self._lost = failure
+        self.stop_at = time.monotonic()
+
+    def _add(self, failure: Failure, patience: float) -> None:
+        if self._closed and failure.rank not in self._by_rank:
+            return
+        self._by_rank.setdefault(failure.rank, failure)
+        if failure.looks_like_victim:
+            patience = VICTIM_PATIENCE
+        stop_at = time.monotonic() + patience
+        self.stop_at = stop_at if self.stop_at is None else min(self.stop_at, stop_at)
+
+    @property
+    def lost(self) -> Failure | None:
+        """The first node that cannot take part any more."""
+        return self._lost
+
+    @property
+    def first(self) -> Failure | None:
+        """The first real failure: no victim, if there is any other."""
+        failures = self._by_rank.values()
+        real = (failure for failure in failures if not failure.looks_like_victim)
+        return next(real, None) or self._lost or next(iter(failures), None)
+
+    @property
+    def victims(self) -> tuple[int, ...]:
+        """Ranks that failed beside the first."""
+        first = self.first
+        return tuple(sorted(rank for rank in self._by_rank if first and rank != first.rank))
