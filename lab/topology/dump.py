@@ -25,7 +25,7 @@ class _Dumper(Emitter, Serializer, SafeRepresenter, CoreResolver):
         SafeRepresenter.__init__(self, default_flow_style=False, sort_keys=False)
         CoreResolver.__init__(self)
 
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # PyYAML calls it with this
+    def ignore_aliases(self, data: Any) -> bool:  # PyYAML calls it with this
         return True
 
 
