@@ -82,7 +82,10 @@ def _show(name: str, rows: Sequence[dict[str, Any]]) -> None:
         table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
-    Console(soft_wrap=True).print(table)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)  # rows stay rows for whoever reads them from a file
+    console.print(table)
     path = Path("outputs") / f"bench-{name}.json"
     write_json(path, rows)
     print(f"written to {path}")
