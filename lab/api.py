@@ -1,4 +1,8 @@
-"""Runs from Python: a script or a function on every rank, and what came of it."""
+"""Runs from Python: a script or a function on every rank, and what came of it.
+
+Ranks import the script that calls this, on nodes that need not have what a controller needs: it is
+imported when a run begins.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -7,14 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from lab.errors import EXIT_INTERRUPTED, LabError, UsageError
-from lab.runs.call import Call
-from lab.runs.execute import execute
-from lab.runs.job import Job
-from lab.runs.variables import job_variables
-from lab.topology import Topology, load_topology
+from lab.rank.call import refuse_runs
 
 if TYPE_CHECKING:
-    from lab.runs import Listener, Verdict
+    from lab.runs import Job, Listener, Verdict
+    from lab.topology import Topology
 
 T = TypeVar("T")
 
@@ -69,7 +70,7 @@ class RankError(RunError):
 @overload
 def run(
     what: Callable[..., T],
-    topology: Topology | str | Path | None = None,
+    topology: "Topology | str | Path | None" = None,
     *,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -86,8 +87,8 @@ def run(
 
 @overload
 def run(
-    what: str | Path | Job,
-    topology: Topology | str | Path | None = None,
+    what: "str | Path | Job",
+    topology: "Topology | str | Path | None" = None,
     *,
     args: Sequence[Any] = (),
     nodes: str | int | None = None,
@@ -102,8 +103,8 @@ def run(
 
 
 def run(
-    what: Callable[..., Any] | str | Path | Job,
-    topology: Topology | str | Path | None = None,
+    what: "Callable[..., Any] | str | Path | Job",
+    topology: "Topology | str | Path | None" = None,
     *,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -143,6 +144,11 @@ def run(
         LabError: the nodes could not be had.
         KeyboardInterrupt: Ctrl-C ended the run.
     """
+    refuse_runs()
+    from lab.runs.call import Call
+    from lab.runs.execute import execute
+    from lab.runs.job import Job
+
     loaded = _topology(topology, nodes, slots, on)
     cwd = Path.cwd()
     call: Call | None = None
@@ -182,15 +188,19 @@ def run(
 
 
 def _variables(env: Mapping[str, str] | None) -> dict[str, str]:
+    from lab.runs.variables import job_variables
+
     return job_variables({}, given=[f"{name}={value}" for name, value in (env or {}).items()])
 
 
 def _topology(
-    topology: Topology | str | Path | None,
+    topology: "Topology | str | Path | None",
     nodes: str | int | None,
     slots: int | None,
     on: str | None,
-) -> Topology:
+) -> "Topology":
+    from lab.topology import Topology, load_topology
+
     if not isinstance(topology, Topology):
         source = None if topology is None else str(topology)
         return load_topology(source, nodes=nodes, slots=slots, on=on)
@@ -199,7 +209,7 @@ def _topology(
     return topology if on is None else Topology.model_validate(topology.model_dump() | {"on": on})
 
 
-def _console(topology: Topology, quiet: bool) -> tuple[Sequence["Listener"], Any]:
+def _console(topology: "Topology", quiet: bool) -> tuple[Sequence["Listener"], Any]:
     if quiet:
         return (), nullcontext(lambda _step: None)
     from lab.cli.console import Prefixes, RunConsole, progress_line

@@ -10,6 +10,9 @@ import os
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
+
+from lab.errors import UsageError
 
 FOLDER = "call"
 """In the run directory."""
@@ -21,7 +24,16 @@ IMPORTING = "LAB_IMPORTING_MAIN"
 """Set while a rank imports the caller's script, which must not start a run of its own then."""
 
 
-def _find_functions(setup: dict[str, object]) -> None:
+def refuse_runs() -> None:
+    """Raises UsageError where a rank imports the caller's script, and that begins a run."""
+    if os.environ.get(IMPORTING):
+        raise UsageError(
+            "run() was called while a rank imported your script; "
+            'put the call below if __name__ == "__main__":'
+        )
+
+
+def _unpickle(setup: dict[str, object], data: bytes) -> tuple[Any, Any, Any]:
     """Make importable what the caller could import, its script as `__main__` included."""
     assert isinstance(setup["path"], list)
     sys.path += [entry for entry in setup["path"] if entry not in sys.path]
@@ -31,8 +43,11 @@ def _find_functions(setup: dict[str, object]) -> None:
     try:
         # What a child that multiprocessing has spawned does: the script, but not as `__main__`.
         multiprocessing.spawn.prepare(found)
+        # Written by the caller into a directory of its own, no less trusted than its script.
+        function, args, kwargs = pickle.loads(data)  # noqa: S301
     finally:
         del os.environ[IMPORTING]
+    return function, args, kwargs
 
 
 def _keep(name: str, value: object) -> None:
@@ -45,9 +60,8 @@ def _keep(name: str, value: object) -> None:
 def main() -> None:
     """Call the function; keep what comes of it."""
     folder = Path(os.environ["LAB_RUN_DIR"]) / FOLDER
-    _find_functions(json.loads((folder / SETUP).read_text()))
-    # Written by the caller into a directory of its own, which is no less trusted than its script.
-    function, args, kwargs = pickle.loads((folder / FUNCTION).read_bytes())  # noqa: S301
+    setup = json.loads((folder / SETUP).read_text())
+    function, args, kwargs = _unpickle(setup, (folder / FUNCTION).read_bytes())
     try:
         result = function(*args, **kwargs)
     except Exception as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import LabError, UsageError
-from lab.rank.call import ERROR, FOLDER, FUNCTION, IMPORTING, RESULT, SETUP
+from lab.rank.call import ERROR, FOLDER, FUNCTION, RESULT, SETUP
 
 WORKER = "lab.rank.call"
 
@@ -47,11 +47,6 @@ class Call:
             UsageError: it cannot be sent.
         """
         name = getattr(function, "__qualname__", repr(function))
-        if os.environ.get(IMPORTING):
-            raise UsageError(
-                f"run({name}) was called while a rank imported your script; "
-                'put the call below if __name__ == "__main__":'
-            )
         if "<lambda>" in name or "<locals>" in name:
             raise UsageError(
                 f"{name} cannot be sent to the ranks: it is not at the top level of a module; "

@@ -1,5 +1,6 @@
 """`from lab import run`: functions and scripts on real local ranks, from programs that are run."""
 
+import os
 import subprocess
 import sys
 
@@ -172,8 +173,44 @@ def test_an_interactive_function_has_no_file(lab: Lab) -> None:
     assert lab.runs() == []
 
 
+def test_names_are_there_for_ranks_on_nodes_without_a_controllers_packages(lab: Lab) -> None:
+    text = """
+sys.modules["pydantic"] = None  # as if it were not installed
+from lab import Job, Topology, load_topology
+def annotated(topology: Topology | None) -> None: ...
+"""
+    assert "ModuleNotFoundError" in python(lab, text).stderr
+    importing = {**os.environ, "LAB_IMPORTING_MAIN": "1"}
+    argv = [sys.executable, "program.py"]
+    subprocess.run(argv, cwd=lab.cwd, env=importing, check=True)
+
+
+@pytest.mark.docker
+def test_on_containers(lab: Lab) -> None:
+    text = """
+from lab import Topology
+def work(how):
+    if how == "fail" and os.environ["RANK"] == "1":
+        raise ValueError("no good")
+    return os.environ["LAB_NODE"], os.uname().nodename
+
+if __name__ == "__main__":
+    print(run(work, "pair", on="docker", args=["well"], quiet=True).results)
+    try:
+        run(work, "pair", on="docker", args=["fail"], quiet=True)
+    except RankError as error:
+        print(repr(error.__cause__), error.node)
+"""
+    try:
+        done = python(lab, text)
+        assert done.stdout == (
+            "(('node0', 'node0'), ('node1', 'node1'))\nValueError('no good') node1\n"
+        ), done.stderr
+    finally:
+        lab("down", "-t", "pair", "--on", "docker")
+
+
 def test_files_of_others_are_not_read(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
     import pickle
 
     from lab.runs.call import _load
@@ -190,6 +227,9 @@ def test_files_of_others_are_not_read(lab: Lab, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_importing_lab_is_light(lab: Lab) -> None:
-    text = "import sys, lab, lab.parallel; print(sorted({'pydantic', 'rich'} & set(sys.modules)))"
+    text = (
+        "import sys, lab.parallel; from lab import RankError, run; "
+        "print(sorted({'pydantic', 'rich', 'lab.runs'} & set(sys.modules)))"
+    )
     done = python(lab, "", "-c", text)
     assert done.stdout == "[]\n", done.stderr

@@ -101,7 +101,7 @@ def test_a_script_that_spawns_its_own_processes(lab: Lab) -> None:
         """
 import multiprocessing, socket, sys
 def work(local, node_rank, nproc, addr, port):
-    print("global", int(node_rank) * int(nproc) + local, addr, flush=True)
+    print(f"global {int(node_rank) * int(nproc) + local} {addr}\\n", end="", flush=True)
 if __name__ == "__main__":
     _, node_rank, nproc, addr, port = sys.argv
     context = multiprocessing.get_context("spawn")
@@ -144,7 +144,8 @@ def test_ranks_start_where_cwd_says(lab: Lab) -> None:
 
 def test_a_script_can_become_another_program(lab: Lab) -> None:
     script = lab.script(
-        "import os\nprint('before', flush=True)\nos.execvp('sh', ['sh', '-c', 'echo after; exit 6'])"
+        "import os\nprint('before', flush=True)\n"
+        "os.execvp('sh', ['sh', '-c', 'echo after; exit 6'])"
     )
     done = lab("run", "-t", "solo", "--on", "local", script)
     assert done.returncode == 6
@@ -155,6 +156,24 @@ def test_a_script_can_end_without_a_word(lab: Lab) -> None:
     script = lab.script("import os; os.write(1, b'written'); print('not flushed'); os._exit(0)")
     done = lab("run", "-t", "solo", "--on", "local", script)
     assert (done.returncode, done.stdout[:17]) == (0, "[0 node0] written")
+
+
+def test_loader_workers_run_and_end(lab: Lab) -> None:
+    script = lab.script(
+        """
+import torch
+from torch.utils.data import DataLoader, Dataset
+class Squares(Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, i): return torch.tensor(i * i)
+if __name__ == "__main__":
+    for context in ("fork", "spawn"):
+        loader = DataLoader(Squares(), 4, num_workers=1, multiprocessing_context=context)
+        print(context, sum(int(batch.sum()) for batch in loader), flush=True)
+"""
+    )
+    done = lab("run", "-t", "solo", "--on", "local", script)
+    assert done.stdout == "[0 node0] fork 140\n[0 node0] spawn 140\n", done.stderr
 
 
 def test_input_is_at_its_end(lab: Lab) -> None:
