@@ -42,6 +42,7 @@ class Parallel(StrEnum):
     """What is proven."""
 
     DDP = "ddp"
+    ZERO1 = "zero1"
 
 
 class AllReduce(StrEnum):
@@ -101,7 +102,8 @@ def prove(
     from lab.runs import Job, write_atomically
     from lab.topology import load_topology
 
-    del parallel  # there is one so far
+    if impl is Impl.MINIMAL and parallel is not Parallel.DDP:
+        raise UsageError(f"--impl minimal has no {parallel}")
     buckets = bucket_cap_mb != 25 or find_unused_parameters or static_graph
     if impl is not Impl.OURS and all_reduce is AllReduce.ORDERED:
         raise UsageError(f"--all-reduce ordered is for --impl ours, not for {impl}")
@@ -110,6 +112,7 @@ def prove(
     loaded = load_topology(topology, nodes=nodes, slots=slots, on=on, backend=backend)
     options = {
         "--steps": steps,
+        "--parallel": parallel,
         "--impl": impl,
         "--all-reduce": all_reduce,
         "--bucket-cap-mb": bucket_cap_mb,

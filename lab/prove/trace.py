@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lab.parallel import DistributedDataParallel, MinimalDDP
+from lab.parallel import DistributedDataParallel, MinimalDDP, ZeroRedundancyOptimizer
 from lab.parallel.comm_hooks import ordered_hook
 from lab.training.data import Sample, wine_split
 from lab.training.wine import WineClassifier
@@ -40,6 +40,8 @@ class Recipe:
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = 1e-3
     seed: int = 42
+    parallel: Literal["ddp", "zero1"] = "ddp"
+    """zero1: ddp, with the optimiser's states in N parts."""
     impl: Literal["ours", "torch", "minimal"] = "ours"
     all_reduce: Literal["flat", "ordered"] = "flat"
     """Ordered: sums in rank order, bitwise equal to one process at any N. Ours only."""
@@ -56,6 +58,8 @@ class Recipe:
         """
         if self.all_reduce == "ordered" and self.impl != "ours":
             raise ValueError(f"the ordered all-reduce is in impl ours only, not in {self.impl}")
+        if self.parallel != "ddp" and self.impl == "minimal":
+            raise ValueError(f"impl minimal has no {self.parallel}")
         buckets = self.bucket_cap_mb != 25 or self.find_unused_parameters or self.static_graph
         if buckets and self.impl == "minimal":
             raise ValueError("impl minimal has no buckets, and no options for them")
@@ -76,10 +80,18 @@ class Recipe:
             replica.register_comm_hook(None, ordered_hook)
         return replica
 
-    def optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
-        """A fresh optimiser."""
+    def optimizer_of(self, model: nn.Module, shard: bool = False) -> torch.optim.Optimizer:
+        """A fresh optimiser, or the ranks' part of one."""
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.SGD
-        return kind(model.parameters(), lr=self.learning_rate)
+        if not shard or self.parallel == "ddp":
+            return kind(model.parameters(), lr=self.learning_rate)
+        zero: Any = ZeroRedundancyOptimizer
+        if self.impl == "torch":
+            from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero  # slow
+
+            zero = TorchZero
+        optimizer: torch.optim.Optimizer = zero(model.parameters(), kind, lr=self.learning_rate)
+        return optimizer
 
 
 @dataclass
@@ -134,7 +146,7 @@ def run_distributed(recipe: Recipe, world: World) -> Trace:
     torch.manual_seed(recipe.seed + world.rank)
     bare = WineClassifier().to(world.device)
     model = recipe.replica_of(bare)
-    optimizer = recipe.optimizer_of(model)
+    optimizer = recipe.optimizer_of(model, shard=True)
     trace = Trace()
     for epoch, inputs, targets in batches(recipe, world.rank, world.size):
         optimizer.zero_grad()

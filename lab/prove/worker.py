@@ -53,7 +53,7 @@ def prove(recipe: Recipe, world: World) -> Report | None:
             world_size=world.size,
             torch=torch.__version__,
             backend=world.backend,
-            parallel="ddp",
+            parallel=recipe.parallel,
             impl=recipe.impl,
             all_reduce=recipe.all_reduce,
             bucket_cap_mb=recipe.bucket_cap_mb,
@@ -97,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--optimizer", choices=("adam", "sgd"), default=default.optimizer)
     parser.add_argument("--learning-rate", type=positive_float, default=default.learning_rate)
     parser.add_argument("--seed", type=count, default=default.seed)
+    parser.add_argument("--parallel", choices=("ddp", "zero1"), default=default.parallel)
     parser.add_argument("--impl", choices=("ours", "torch", "minimal"), default=default.impl)
     parser.add_argument("--all-reduce", choices=("flat", "ordered"), default=default.all_reduce)
     parser.add_argument("--bucket-cap-mb", type=float, default=default.bucket_cap_mb)

@@ -120,6 +120,7 @@ def test_wrong_options_are_usage_errors(outcome: Outcome, arguments: str) -> Non
     [
         "--impl torch --all-reduce ordered",
         "--impl minimal --static-graph",
+        "--impl minimal --parallel zero1",
         "--impl minimal --bucket-cap-mb 1",
     ],
 )

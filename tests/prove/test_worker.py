@@ -133,7 +133,8 @@ def test_ranks_equal_one_process(
 
 @pytest.mark.parametrize("world_size", [3, 4])
 @pytest.mark.parametrize(
-    "options", ["--bucket-cap-mb 0", "--find-unused-parameters", "--static-graph"]
+    "options",
+    ["--bucket-cap-mb 0", "--find-unused-parameters", "--static-graph", "--parallel zero1"],
 )
 def test_the_ordered_all_reduce_is_bitwise_equal_on_any_ranks(
     ranks: RankPool, tmp_path: Path, world_size: int, options: str
@@ -148,12 +149,20 @@ def test_the_ordered_all_reduce_is_bitwise_equal_on_any_ranks(
     assert report.setting.all_reduce == "ordered"
 
 
+def test_torchs_zero_too(ranks: RankPool, tmp_path: Path) -> None:
+    out = tmp_path / "report.json"
+    arguments = ("--parallel", "zero1", "--impl", "torch")
+    assert ranks.run(2, run_worker, "none", out, *arguments) == [0, 0]
+    assert (read(out).setting.parallel, read(out).bitwise) == ("zero1", True)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         {"impl": "torch", "all_reduce": "ordered"},
         {"impl": "minimal", "all_reduce": "ordered"},
         {"impl": "minimal", "static_graph": True},
+        {"impl": "minimal", "parallel": "zero1"},
         {"impl": "minimal", "bucket_cap_mb": 1.0},
     ],
 )
