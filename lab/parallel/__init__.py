@@ -8,12 +8,14 @@ from lab.parallel.minimal import (
     manual_all_reduce_matches_single_process,
 )
 from lab.parallel.ordered import all_reduce_ordered
+from lab.parallel.sync_batchnorm import SyncBatchNorm
 from lab.parallel.zero import ZeroRedundancyOptimizer
 
 __all__ = [
     "DDP",
     "DistributedDataParallel",
     "MinimalDDP",
+    "SyncBatchNorm",
     "ZeroRedundancyOptimizer",
     "all_reduce_grads_",
     "all_reduce_ordered",
