@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 from collections import deque
@@ -106,8 +107,18 @@ class RunConsole:
         file = _file(stream)
         prefix = self._prefixes.of(rank, colours_wanted(file))
         text = "".join(f"{prefix}{line}\n" for line in lines)
-        file.write(printable(text, file))
-        file.flush()
+        try:
+            file.write(printable(text, file))
+            file.flush()
+        except BrokenPipeError:  # `lab run | head`: nobody reads it any more
+            _mute(file)
+            signal.raise_signal(signal.SIGTERM)  # which the controller takes as a wish to end
+
+
+def _mute(file: TextIO) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, file.fileno())
+    os.close(null)
 
 
 def _file(stream: str) -> TextIO:

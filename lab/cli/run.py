@@ -136,6 +136,8 @@ def run(
     limit = None if timeout is None else seconds(timeout, "--timeout")
     if detach and as_json:
         raise UsageError("--detach prints the run's id; leave --json out, then lab show --json ID")
+    if as_json and (quiet or rank):
+        raise UsageError("--json prints everything; leave --quiet and --rank out")
     loaded = load_topology(topology, nodes=nodes, slots=slots, on=on, backend=backend)
     job = Job.from_command_line(
         words or [],

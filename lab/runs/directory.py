@@ -104,8 +104,9 @@ class RunDirectory:
         """running, finished, or lost: its controller died before it could say how the run ended."""
         info = self.info()
         state = str(info.get("state", "lost"))
-        if state == "running" and not is_alive(info["controller"]):
-            return "lost"
+        if state == "running":
+            controller = info.get("controller")
+            return "running" if controller and is_alive(controller) else "lost"
         return state
 
     def read_json(self, name: str) -> Any:

@@ -158,6 +158,24 @@ def test_rm_stays_in_its_folder(lab: Lab, tmp_path_factory: pytest.TempPathFacto
     assert lab("rm").returncode == 2
 
 
+def test_a_reader_that_has_gone_ends_the_run(lab: Lab) -> None:
+    script = lab.script(
+        "import time\nfor i in range(1000):\n    print(i, flush=True)\n    time.sleep(0.05)"
+    )
+    running = lab.start("run", "-t", "pair", "--on", "local", script)
+    assert running.stdout is not None
+    running.stdout.readline()
+    running.stdout.close()
+    assert running.stderr is not None
+    error = running.stderr.read()
+    assert running.wait(60) == 143
+    assert "Traceback" not in error
+    assert "BrokenPipe" not in error
+    told = shown(lab)
+    assert (told["state"], told["verdict"]["kind"]) == ("finished", "interrupted")
+    running.stdout = None  # there is nothing left to read
+
+
 def test_ids_that_are_ambiguous(lab: Lab) -> None:
     script = lab.script("")
     for _ in range(2):
