@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 POLL = 0.1
 """Seconds between two looks at a run that was asked to end."""
+LAST_PATIENCE = 30.0
+"""Seconds for the controller of a run that has ended to end itself."""
 AT_ONCE = 0.5
 """Seconds between the two signals of `lab stop --now`, so that they do not become one."""
 
@@ -100,6 +102,7 @@ def stop(
 ) -> None:
     """End a run as Ctrl-C would, and wait for its end."""
     from lab.runs import RunDirectory
+    from lab.runs.files import is_alive
 
     run = _running(Path.cwd()) if run_id is None else RunDirectory.find(Path.cwd(), run_id)
     if run.state == "finished":
@@ -109,15 +112,20 @@ def stop(
             f"run {run.id} has no controller any more (it was killed, and its ranks with it); "
             "lab gc removes what may be left of its nodes"
         )
-    controller = int(run.info()["controller"]["pid"])
+    controller = run.info()["controller"]
+    pid = int(controller["pid"])
     with progress_line() as progress:
         progress(f"asked run {run.id} to end; waiting for its ranks")
-        _signal(controller)
+        _signal(pid)
         if now:
             time.sleep(AT_ONCE)
             if run.state == "running":
-                _signal(controller)
+                _signal(pid)
         while run.state == "running":
+            time.sleep(POLL)
+        # It still has its nodes to let go and its last words to say.
+        give_up = time.monotonic() + LAST_PATIENCE
+        while is_alive(controller) and time.monotonic() < give_up:
             time.sleep(POLL)
     if run.state == "lost":
         raise LabError(f"run {run.id}: its controller ended without a verdict")
