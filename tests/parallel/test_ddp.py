@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -252,6 +253,28 @@ def test_the_hang_guard_names_rank_and_parameter(ranks: RankPool) -> None:
         assert second == (
             f"rank {rank}: the last backward did not finish: no gradient for c.weight"
         )
+
+
+def hang_on_rank_1(guard: bool) -> str:
+    """Only rank 1 leaves c out. Rank 0 waits until rank 1 is gone or the group's time-out."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    model = DDP(Branches(), bucket_cap_mb=0, hang_guard=guard, process_group=group)
+    output = model(torch.ones(1, 1), "abcd" if dist.get_rank() == 0 else "abd").sum()
+    try:
+        output.backward()
+    except RuntimeError as error:
+        return str(error)
+    return "backward returned"
+
+
+@pytest.mark.parametrize("guard", [True, False])
+def test_the_hang_guard_speaks_on_the_rank_where_it_is_so(ranks: RankPool, guard: bool) -> None:
+    waiting, guilty = ranks.run(2, hang_on_rank_1, guard)
+    assert "Connection closed" in waiting or "imed out" in waiting
+    if guard:
+        assert guilty.startswith("rank 1: no gradient for c.weight")
+    else:
+        assert guilty == "backward returned", "as under torch's DDP"
 
 
 def freeze_afterwards() -> str:
