@@ -270,7 +270,7 @@ def hang_on_rank_1(guard: bool) -> str:
 @pytest.mark.parametrize("guard", [True, False])
 def test_the_hang_guard_speaks_on_the_rank_where_it_is_so(ranks: RankPool, guard: bool) -> None:
     waiting, guilty = ranks.run(2, hang_on_rank_1, guard)
-    assert "Connection closed" in waiting or "imed out" in waiting
+    assert "/gloo/" in waiting, "an error of the connection, in whichever words"
     if guard:
         assert guilty.startswith("rank 1: no gradient for c.weight")
     else:
