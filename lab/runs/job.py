@@ -77,6 +77,12 @@ class Job(BaseModel):
             check_executable(command[0], folder, local=topology.on == "local")
         elif command[0] != "-m":
             check_script(command[0], folder, cwd)
+            script = (folder / command[0]).resolve()
+            if topology.on != "local" and not script.is_relative_to(cwd.resolve()):
+                raise UsageError(
+                    f"nodes see only {cwd} and what is below it, and the script is {script}; "
+                    "call lab from a folder above it"
+                )
         return cls(
             command=command,
             cwd=cwd,

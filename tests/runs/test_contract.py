@@ -209,6 +209,9 @@ def test_a_module_that_is_not_there_is_named(lab: Lab) -> None:
         (["--cwd", "good.py", "good.py"], "is not a folder"),
         (["--cwd", "folder", "good.py"], "../good.py"),
         (["--on", "docker", "--cwd", "/usr", "good.py"], "nodes see only"),
+        (["--on", "docker", __file__], "nodes see only"),
+        (["--on", "docker", "linked.py"], "nodes see only"),
+        (["--json", "--quiet", "good.py"], "--json prints everything"),
         (["--env", "RANK=3", "good.py"], "RANK is set by lab"),
         (["--env", "MASTER_PORT=3", "good.py"], "master.port"),
         (["--env", "=x", "good.py"], "no name"),
@@ -233,6 +236,7 @@ def test_wrong_input_is_one_line_before_anything_starts(
     lab.script("A=1\n\n=2\n", "bad.env")
     lab.script("A=1\nWORLD_SIZE=2\n", "rank.env")
     (lab.cwd / "binary.env").write_bytes(b"A=1\nB=\xff\n")
+    (lab.cwd / "linked.py").symlink_to(__file__)
     (lab.cwd / "latin.py").write_bytes(b"x = '\xe9'\n")
     done = lab("run", "-t", "solo", "--on", "local", *options)
     assert done.returncode == 2
