@@ -20,11 +20,11 @@ from typing import Literal
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from lab.errors import LabError, UsageError
-from lab.parallel import MinimalDDP
+from lab.parallel import DistributedDataParallel, MinimalDDP
 from lab.training.arguments import ArgumentParser, count, positive_float, positive_int
 from lab.training.checkpoint import checkpoint_folder, save_checkpoint
 from lab.training.data import CLASSES, FEATURES, Sample, Split, wine_split
@@ -50,7 +50,7 @@ class Options:
     seed: int = 42
     save_every: int = 10
     parallel: Literal["none", "ddp"] | None = None
-    impl: Literal["ours", "torch"] = "ours"
+    impl: Literal["ours", "torch", "minimal"] = "ours"
     backend: str = "auto"
 
 
@@ -64,7 +64,11 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     add("--seed", type=count, help="of the weights and of the shuffling (42)")
     add("--save-every", type=count, help="epochs between checkpoints; 0: none at all (10)")
     add("--parallel", choices=("none", "ddp"), help="(ddp where a launcher started ranks)")
-    add("--impl", choices=("ours", "torch"), help="whose ddp: MinimalDDP or PyTorch's (ours)")
+    add(
+        "--impl",
+        choices=("ours", "torch", "minimal"),
+        help="whose ddp: lab.parallel's, PyTorch's, or the one-page MinimalDDP (ours)",
+    )
     add("--backend", choices=BACKENDS, help="(auto: nccl with a GPU for each rank, else gloo)")
     return Options(**vars(parser.parse_args(argv)))
 
@@ -84,10 +88,9 @@ def train(world: World, options: Options) -> None:
     # Model. The same seed makes the same weights on every rank; ddp broadcasts rank 0's anyway.
     torch.manual_seed(options.seed)
     model: nn.Module = WineClassifier().to(world.device)
-    if options.parallel == "ddp" and options.impl == "ours":
-        model = MinimalDDP(model)
-    elif options.parallel == "ddp":
-        model = DistributedDataParallel(model)
+    if options.parallel == "ddp":
+        kinds = {"ours": DistributedDataParallel, "torch": TorchDDP, "minimal": MinimalDDP}
+        model = kinds[options.impl](model)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
 
     if world.is_main:
@@ -103,7 +106,7 @@ def train(world: World, options: Options) -> None:
             loss = cross_entropy(model(inputs), targets)
             loss.backward()
             if isinstance(model, MinimalDDP):
-                model.sync_grads()  # PyTorch's does this inside backward
+                model.sync_grads()  # the others do this inside backward
             optimizer.step()
             loss_sum += loss.item() * len(targets)
             samples += len(targets)
@@ -127,7 +130,7 @@ def evaluate(
 ) -> tuple[int, int]:
     """How many of this rank's samples the model gets right, and how many there are."""
     model.eval()
-    if isinstance(model, (MinimalDDP, DistributedDataParallel)):
+    if isinstance(model, (DistributedDataParallel, MinimalDDP, TorchDDP)):
         model = model.module  # ranks may have unequal numbers of batches: no collectives here
     correct = 0
     for inputs, targets in DataLoader(dataset, batch_size=batch_size):
@@ -149,7 +152,7 @@ def print_header(world: World, options: Options, data: Split) -> None:
 
 def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
     """Save the bare model's state, so that the file loads with any number of ranks."""
-    bare = model.module if isinstance(model, DistributedDataParallel) else model
+    bare = model.module if isinstance(model, TorchDDP) else model  # ours add no prefix
     state = {"model": bare.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
     try:
         save_checkpoint(state, path)

@@ -68,11 +68,16 @@ def test_no_checkpoint_if_none_is_wanted(alone: Path) -> None:
 
 
 def test_ddp_over_one_rank_is_the_plain_process(alone: Path) -> None:
-    plain, ours, torchs = (
+    plain, ours, torchs, minimal = (
         rows(train(alone, "--epochs", "2", *extra)[1])
-        for extra in ((), ("--parallel", "ddp"), ("--parallel", "ddp", "--impl", "torch"))
+        for extra in (
+            (),
+            ("--parallel", "ddp"),
+            ("--parallel", "ddp", "--impl", "torch"),
+            ("--parallel", "ddp", "--impl", "minimal"),
+        )
     )
-    assert plain == ours == torchs
+    assert plain == ours == torchs == minimal
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
