@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lab.cli.console import progress_line
+from lab.cli.console import progress_line, table_console
 from lab.cli.options import NodesOption, OnOption, SlotsOption, TopologyOption
 
 app = typer.Typer(help="Measure, side by side with the alternative.", no_args_is_help=True)
@@ -71,7 +71,6 @@ def link(runs: RunsOption = 3) -> None:
 
 def _show(name: str, rows: Sequence[dict[str, Any]]) -> None:
     """A table of the rows, and outputs/bench-NAME.json with all of it."""
-    from rich.console import Console
     from rich.table import Table
 
     from lab.runs import write_json
@@ -82,10 +81,7 @@ def _show(name: str, rows: Sequence[dict[str, Any]]) -> None:
         table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)  # rows stay rows for whoever reads them from a file
-    console.print(table)
+    table_console().print(table)
     path = Path("outputs") / f"bench-{name}.json"
     write_json(path, rows)
     print(f"written to {path}")

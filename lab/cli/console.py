@@ -10,14 +10,18 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from lab.cli.lines import Lines
+from lab.cli.lines import LINE_LIMIT, Lines
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from lab.runs import Verdict
     from lab.transport import Progress
 
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """ANSI colours of the prefixes, by rank."""
+FAILURE_GRACE = 1.0
+"""Seconds of grace that are not worth a word."""
 LAST_LINES = 30
 """How much of the guilty rank's stderr the end of a run repeats."""
 WORDS_LIMIT = 2000
@@ -81,6 +85,9 @@ class RunConsole:
 
     def event(self, message: Mapping[str, Any]) -> None:
         """See `lab.runs.Listener`."""
+        if message["type"] == "stop" and message["grace"] > FAILURE_GRACE:
+            text = f"ending the ranks, which have {message['grace']:g} s; Ctrl-C ends them at once"
+            print(f"lab: {text}", file=sys.stderr, flush=True)
         if message["type"] == "restart":
             print(f"lab: {message['because']}: beginning again", file=sys.stderr, flush=True)
         if message["type"] == "exit":  # whatever it has not ended with a line break
@@ -132,15 +139,44 @@ def printable(text: str, file: TextIO) -> str:
     return text.encode(encoding, "replace").decode(encoding)
 
 
+def table_console() -> "Console":
+    """Where tables go: cells are never cut, and rows stay rows where no terminal sets a width."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=10_000)
+
+
 class JsonConsole:
-    """Prints everything that happens as JSON lines, for programs."""
+    """Prints everything that happens as JSON lines, for programs; ranks' output in whole lines."""
+
+    def __init__(self) -> None:
+        self._pending: dict[tuple[str, int, str], str] = {}
 
     def log(self, node: str, rank: int, stream: str, text: str) -> None:
         """See `lab.runs.Listener`."""
-        self.event({"type": "log", "node": node, "rank": rank, "stream": stream, "data": text})
+        key = node, rank, stream
+        whole, line_break, rest = (self._pending.pop(key, "") + text).rpartition("\n")
+        if len(rest) > LINE_LIMIT:
+            whole, line_break, rest = whole + line_break + rest, "", ""
+        if rest:
+            self._pending[key] = rest
+        self._log(key, whole + line_break)
+
+    def _log(self, key: tuple[str, int, str], text: str) -> None:
+        if text:
+            node, rank, stream = key
+            self._say({"type": "log", "node": node, "rank": rank, "stream": stream, "data": text})
 
     def event(self, message: Mapping[str, Any]) -> None:
         """See `lab.runs.Listener`."""
+        if message["type"] == "exit":  # whatever it has not ended with a line break
+            for stream in ("out", "err"):
+                key = message["node"], message["rank"], stream
+                self._log(key, self._pending.pop(key, ""))
+        self._say(message)
+
+    def _say(self, message: Mapping[str, Any]) -> None:
         print(json.dumps({"time": round(time.time(), 6), **message}), flush=True)
 
 
@@ -152,11 +188,13 @@ def print_verdict(verdict: "Verdict", console: RunConsole) -> None:
         return
     first = verdict.first
     if first is None:
-        print(f"lab: {verdict.summary}; all ranks have ended", file=error)
+        print(f"lab: {verdict.summary}", file=error)
         return
     others = []
     if verdict.victims:
         others.append(f"{_ranks(verdict.victims)} failed as a consequence")
+    if verdict.others:
+        others.append(f"{_ranks(verdict.others)} failed too")
     if verdict.ended:
         others.append(f"{_ranks(verdict.ended)} ended by lab")
     if others:

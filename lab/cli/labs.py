@@ -64,6 +64,7 @@ def exec_(
     from lab.cli.terminal import bridge
     from lab.topology import load_topology
     from lab.transport import transport_for
+    from lab.transport.local import LocalTransport
 
     loaded = load_topology(topology, on=on)
     found = next((n for n in loaded.nodes if n.name == node), None)
@@ -73,8 +74,13 @@ def exec_(
     transport = transport_for(loaded, Path.cwd())
     if not transport.alive(found):
         raise UsageError(f"{node} is not up; bring it up with lab up -t {topology or loaded.name}")
+    argv = command or ["bash"]
+    if argv[0] == "--":  # as users of docker exec and kubectl exec write it
+        argv = argv[1:]
+    if isinstance(transport, LocalTransport):
+        raise typer.Exit(transport.call(found, argv))
     tty = sys.stdin.isatty() and sys.stdout.isatty()
-    channel: Channel = transport.start(found, command or ["bash"], tty=tty)
+    channel: Channel = transport.start(found, argv, tty=tty)
     raise typer.Exit(bridge(channel, tty))
 
 
@@ -82,12 +88,15 @@ def gc(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be removed.")
     ] = False,
+    images: Annotated[
+        bool, typer.Option("--images", help="Also images of nodes that are not this lab's.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find and remove what a killed controller or a broken start left behind."""
     from lab.transport.docker import collect_garbage, engine_answers
 
-    removed = collect_garbage(dry_run) if engine_answers() else []
+    removed = collect_garbage(dry_run, images=images) if engine_answers() else []
     if as_json:
         print(json.dumps({"dry_run": dry_run, "removed": removed}))
         return

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lab.cli.console import Prefixes, colours_wanted, printable
+from lab.cli.console import Prefixes, colours_wanted, printable, table_console
 from lab.cli.lines import Lines
 from lab.cli.options import JsonOption, RankOption, RunArgument, chosen_ranks
 
@@ -36,10 +36,9 @@ def ps(as_json: JsonOption = False) -> None:
     if as_json:
         print(json.dumps({"labs": labs, "runs": runs}))
         return
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(soft_wrap=True)
+    console = table_console()
     tables = [
         _table(Table, "LAB", "TOPOLOGY", "NODES", "STATE", "AGE", "FOLDER"),
         _table(Table, "RUN", "ON", "NODES", "RANKS", "STATE", "EXIT", "AGE", "JOB"),
@@ -71,7 +70,8 @@ def ps(as_json: JsonOption = False) -> None:
 def _table(kind: Any, *columns: str) -> Any:
     table = kind(box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column != "JOB")
+        folds = column in ("LAB", "TOPOLOGY", "FOLDER", "RUN", "JOB")
+        table.add_column(column, overflow="fold", no_wrap=not folds)
     return table
 
 

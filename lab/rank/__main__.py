@@ -6,17 +6,22 @@ the script raises, the agent is told at once through the descriptor LAB_EVENTS_F
 may take seconds to end and its peers already blame their lost connections.
 """
 
+import atexit
 import contextlib
 import importlib.machinery
 import json
 import os
 import runpy
 import sys
+import threading
 import traceback
 import types
 from pathlib import Path
+from typing import NoReturn
 
 OWN_FILES = {__file__, str(Path(__file__).with_name("call.py")), runpy.__file__, "<frozen runpy>"}
+
+STANDARD_LIBRARY = str(Path(os.__file__).parent)
 
 
 def _take_events_fd() -> int | None:
@@ -48,7 +53,7 @@ def _report_exception(fd: int, error: BaseException, trace: types.TracebackType 
 def _is_users(filename: str) -> bool:
     """Whether a frame is the user's own code rather than a library's."""
     parts = Path(filename).parts
-    return "site-packages" not in parts and not filename.startswith((sys.base_prefix, "<"))
+    return "site-packages" not in parts and not filename.startswith((STANDARD_LIBRARY, "<"))
 
 
 def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
@@ -85,10 +90,8 @@ def _run_module(name: str, events: int | None = None) -> None:
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # no public way runs as __main__
 
 
-def main() -> None:
-    """Run what the command line names; end as Python would end."""
-    events = _take_events_fd()
-    arguments = sys.argv[1:]
+def _run(arguments: list[str], events: int | None) -> int:
+    """Run what the command line names; the exit code that Python would end with."""
     try:
         if arguments[0] == "-m":
             sys.argv = arguments[1:]
@@ -98,15 +101,43 @@ def main() -> None:
             sys.argv = arguments
             sys.path[0] = str(Path(arguments[0]).resolve().parent)
             _run_script(arguments[0])
-    except SystemExit:
-        raise
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
     except BaseException as error:  # noqa: BLE001 - whatever the script let go
         trace = _without_own_frames(error.__traceback__)
         if events is not None:
             _report_exception(events, error, trace)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         # Python ends by the signal itself after Ctrl-C; its shell form is as good here.
-        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _end_before_torch_does(code: int) -> NoReturn:
+    """End as the interpreter does, but for taking its modules apart.
+
+    Threads of a process group that is still referenced (torch 2.13: where `torch._dynamo` was first
+    imported after the group was made, as the first optimizer does) take the interpreter's lock to
+    let go of a tensor, and abort the process when there is no interpreter any more: a script that
+    has done all its work would fail, now and then.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or replaced
+            stream.flush()
+    os._exit(code & 0xFF)
+
+
+def main() -> None:
+    """Run what the command line names; end as Python would end."""
+    code = _run(sys.argv[1:], _take_events_fd())
+    if "torch.distributed" in sys.modules:
+        _end_before_torch_does(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,8 @@ class Attempt:
         self._timed_out = False
         self._obeyed_interrupts = 0
         self._give_up_at: float | None = None
+        self._look_at = 0.0  # when to ask next whether the nodes are alive
+        self._silent: tuple[str, ...] = ()  # nodes that were told to end and did not
         self._started_at = time.monotonic()
 
     def run(self, jobs: list[NodeJob]) -> Verdict:
@@ -99,7 +101,7 @@ class Attempt:
             link.channel.close_stdin()
         for link in self._links.values():
             with contextlib.suppress(TimeoutError, OSError):
-                link.channel.wait(timeout=AGENT_PATIENCE)
+                link.channel.wait(timeout=0 if link.node.name in self._silent else AGENT_PATIENCE)
             link.channel.close()
 
     def _begin(self, jobs: list[NodeJob]) -> None:
@@ -149,8 +151,18 @@ class Attempt:
                 self._stop(self._grace)
             elif not self._stopped and stop_at is not None and now >= stop_at:
                 self._stop(FAILURE_GRACE)
-            if self._give_up_at is not None and now > self._give_up_at:
-                return  # an agent that does not answer: closing its stdin has to do
+            if self._give_up_at is not None and (now > self._give_up_at or self._only_dead(now)):
+                # Closing their stdin has to do.
+                self._silent = tuple(n for n, link in self._links.items() if not link.done)
+                return
+
+    def _only_dead(self, now: float) -> bool:
+        """Whether the nodes that have not ended yet do not run at all (paused, say)."""
+        if now < self._look_at:
+            return False
+        self._look_at = now + 1
+        left = [link for link in self._links.values() if not link.done]
+        return not any(self._transport.alive(link.node) for link in left)
 
     def _is_too_late(self, now: float) -> bool:
         if self._timeout is None or self._stopped or self._failures.stop_at is not None:
@@ -163,6 +175,7 @@ class Attempt:
         self._stopped = True
         self._failures.close()
         self._give_up_at = time.monotonic() + grace + AGENT_PATIENCE
+        self._listener.event({"type": "stop", "grace": grace, "ranks": sorted(self._alive)})
         for link in self._links.values():
             link.send(type="stop", grace=grace)
 
@@ -228,12 +241,14 @@ class Attempt:
     # Judging
 
     def _judge(self) -> Verdict:
-        first, victims = self._failures.first, self._failures.victims
+        first = self._failures.first
+        victims, others = self._failures.victims, self._failures.others
         kind: Kind
         if first is not None:
             kind, code, summary = first.kind, first.exit_code, str(first)
         elif self._interrupts.count:
-            kind, code, summary = "interrupted", 128 + self._interrupts.signal, "interrupted"
+            kind, code = "interrupted", 128 + self._interrupts.signal
+            summary = "interrupted" if self._silent else "interrupted; all ranks have ended"
         elif self._timed_out:
             kind, code = "timeout", EXIT_TIMEOUT
             summary = f"not done after {self._timeout:g} s (--timeout)"
@@ -242,15 +257,19 @@ class Attempt:
             kind, code = "ok", 0
             seconds = time.monotonic() - self._started_at
             summary = f"{ranks} rank{'s' * (ranks > 1)} ended well in {seconds:.1f} s"
+        if self._silent:
+            names = ", ".join(self._silent)
+            summary += f"; no answer from {names}, where ranks may be left: lab down"
         rss = {link.node.name: link.max_rss_kib for link in self._links.values()}
-        blamed = {first.rank, *victims} if first is not None else set()
+        failed = {first.rank, *victims, *others} if first is not None else set()
         return Verdict(
             kind,
             code,
             summary,
             first,
             victims=victims,
-            ended=tuple(sorted(self._ended - blamed)) if kind != "interrupted" else (),
+            others=others,
+            ended=tuple(sorted(self._ended - failed)) if kind != "interrupted" else (),
             seconds=round(time.monotonic() - self._started_at, 3),
             max_rss_kib={**rss, "controller": peak_memory_kib()},
         )

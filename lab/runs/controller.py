@@ -2,11 +2,12 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FrameType
 
-from lab.errors import EXIT_INTERRUPTED, LabError
+from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, LabError
 from lab.node.protocol import Message
 from lab.runs.attempt import Attempt, Interrupts, Listener
 from lab.runs.directory import RunDirectory, RunFiles
@@ -55,6 +56,7 @@ class RunController:
         self.grace = grace
         self.timeout = timeout
         self.max_restarts = max_restarts
+        self._created = time.time()
         self.directory = RunDirectory.create(topology, job)
         self._listeners = listeners
         self._files = RunFiles(self.directory)
@@ -96,6 +98,9 @@ class RunController:
             self._finish(Verdict(kind, error.exit_code, str(error)))
             self.transport.release()
             raise
+        except BaseException as error:  # a fault of ours: the run must not stay `running`
+            self._finish(Verdict("lab-error", EXIT_FAILURE, f"{type(error).__name__}: {error}"))
+            raise
         finally:
             restore()
         return verdict
@@ -123,7 +128,7 @@ class RunController:
             self.event({"type": "restart", "count": restarts, "because": verdict.summary})
 
     def _finish(self, verdict: Verdict) -> None:
-        self.directory.claim()
+        self.directory.claim(self._created)
         self.directory.finish(verdict)
         self._files.close()
 

@@ -20,6 +20,8 @@ from lab.runs.verdict import Verdict
 from lab.topology import Topology, dump_topology
 
 RUNS = "runs"
+UNPRIVILEGED = 1000
+"""The uid of ranks in containers where root calls: see docker/node-entrypoint."""
 
 
 class RunDirectory:
@@ -164,18 +166,22 @@ class RunDirectory:
             write_json(self.path / "verdict.json", verdict.to_json())
             self._write_state(**self.info() | end)
 
-    def claim(self) -> None:
+    def claim(self, created: float) -> None:
         """Give to root what is root's.
 
-        Nodes never run ranks as root, so where root calls, what the ranks wrote here belongs to
-        the user that they ran as instead.
+        Nodes in containers never run ranks as root, so where root calls, what the ranks wrote in
+        the working directory belongs to the user that they ran as instead: files of that user that
+        changed since `created` (seconds since the epoch) are given to root. In another user's
+        folder only those in the run directory.
         """
         if os.geteuid() != 0:
             return
-        for folder, _, files in os.walk(self.path):
+        cwd = self.path.parent.parent
+        for folder, _, files in os.walk(cwd if cwd.stat().st_uid == 0 else self.path):
             for path in (Path(folder), *(Path(folder) / name for name in files)):
                 with contextlib.suppress(OSError):
-                    if path.lstat().st_uid != 0:
+                    found = path.lstat()
+                    if found.st_uid == UNPRIVILEGED and found.st_ctime >= created:
                         os.lchown(path, 0, 0)
 
     def _write_state(self, **info: Any) -> None:

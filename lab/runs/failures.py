@@ -81,6 +81,20 @@ class Failures:
 
     @property
     def victims(self) -> tuple[int, ...]:
-        """Ranks that failed beside the first."""
+        """Ranks that failed as a consequence."""
+        return self._beside_first(victims=True)
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """Ranks that failed by themselves, beside the first."""
+        return self._beside_first(victims=False)
+
+    def _beside_first(self, victims: bool) -> tuple[int, ...]:
         first = self.first
-        return tuple(sorted(rank for rank in self._by_rank if first and rank != first.rank))
+        return tuple(
+            sorted(
+                failure.rank
+                for failure in self._by_rank.values()
+                if failure != first and failure.looks_like_victim == victims
+            )
+        )

@@ -88,6 +88,8 @@ class Verdict:
     """The first real failure."""
     victims: tuple[int, ...] = ()
     """Ranks that failed because of it, before they could be ended."""
+    others: tuple[int, ...] = ()
+    """Ranks that failed by themselves as well."""
     ended: tuple[int, ...] = ()
     """Ranks that lab ended because of it."""
     hint: str | None = None

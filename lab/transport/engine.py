@@ -96,7 +96,9 @@ def api_errors(what: str) -> Iterator[None]:
     except APIError as error:
         reason = str(error.explanation or error).strip()
         hint = ""
-        if "address pool" in reason or "Pool overlaps" in reason:
+        if "Pool overlaps" in reason:
+            hint = "; another network has these addresses: give the nodes others, or none"
+        elif "address pool" in reason:
             hint = "; the engine is out of networks: lab gc, lab ps, docker network prune"
         raise LabError(f"{what}: {reason}{hint}") from error
     except DockerException as error:

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from lab.errors import LabError
 from lab.transport.base import Progress
 from lab.transport.containers import LABEL
-from lab.transport.engine import connect
+from lab.transport.engine import api_errors, connect
 from lab.transport.image import remove_image, stale_images
 
 if TYPE_CHECKING:
@@ -168,19 +169,24 @@ def _node(item: dict[str, Any]) -> LabNode:
 
 
 def remove_lab(client: "DockerClient", lab: Lab) -> None:
-    """Remove the containers, then the networks. What has gone meanwhile is as good as removed."""
+    """Remove the containers, then the networks. What has gone meanwhile is as good as removed.
+
+    Raises:
+        LabError: the engine refuses, since somebody else uses the network, say.
+    """
     from docker.errors import NotFound
 
     def remove(node: LabNode) -> None:
         with contextlib.suppress(NotFound), _already_going():
             client.api.remove_container(node.container_id, force=True, v=True)
 
-    if lab.nodes:
-        with ThreadPoolExecutor(min(PARALLEL, len(lab.nodes))) as pool:
-            list(pool.map(remove, lab.nodes))
-    for network in lab.networks:
-        with contextlib.suppress(NotFound):
-            client.api.remove_network(network)
+    with api_errors(f"{lab.id} cannot be removed"):
+        if lab.nodes:
+            with ThreadPoolExecutor(min(PARALLEL, len(lab.nodes))) as pool:
+                list(pool.map(remove, lab.nodes))
+        for network in lab.networks:
+            with contextlib.suppress(NotFound):
+                client.api.remove_network(network)
 
 
 @contextlib.contextmanager
@@ -195,12 +201,15 @@ def _already_going() -> Iterator[None]:
             raise
 
 
-def collect_garbage(dry_run: bool = False, progress: Progress = lambda _line: None) -> list[str]:
+def collect_garbage(
+    dry_run: bool = False, progress: Progress = lambda _line: None, *, images: bool = False
+) -> list[str]:
     """Remove what nobody will remove any more; returns one line for each thing, with the reason.
 
     That is: labs whose run has lost its controller, whose working directory has gone, or of which
-    a part is missing or does not run, unless somebody is bringing them up just now; and images of
-    the nodes that the present code is not and no container uses.
+    a part is missing or does not run, unless somebody is bringing them up just now; and where
+    `images` are asked for, those of nodes that the present code is not and no container uses
+    (another checkout may want them again).
 
     Raises:
         LabError: no engine answers.
@@ -214,8 +223,11 @@ def collect_garbage(dry_run: bool = False, progress: Progress = lambda _line: No
                 removed.append(f"lab {lab.id}: {reason}")
                 progress(removed[-1])
                 if not dry_run:
-                    remove_lab(client, lab)
-    for tag in stale_images(client):
+                    try:
+                        remove_lab(client, lab)
+                    except LabError as error:  # the others can be removed all the same
+                        removed[-1] = f"nothing: {error}"
+    for tag in stale_images(client) if images else ():
         removed.append(f"image {tag}: of other code than the present")
         progress(removed[-1])
         if not dry_run:

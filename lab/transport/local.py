@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from lab.errors import UsageError
 from lab.topology import Node, Topology
 from lab.transport.base import Progress, StreamName
 
@@ -110,6 +111,19 @@ class LocalTransport:
                 start_new_session=True,
             )
         )
+
+    def call(self, node: Node, argv: Sequence[str]) -> int:
+        """Run a command on the caller's own terminal; its exit code.
+
+        Raises:
+            UsageError: there is no such command.
+        """
+        env = {**os.environ, "LAB_NODE": node.name}
+        try:
+            code = subprocess.call(list(argv), cwd=self._workdir, env=env)
+        except OSError as error:
+            raise UsageError(f"{argv[0]} cannot be run: {error.strerror}") from error
+        return code if code >= 0 else 128 - code
 
     def alive(self, node: Node) -> bool:
         """Always: this machine is."""

@@ -316,3 +316,73 @@ def test_peak_memory_is_recorded(lab: Lab) -> None:
     rss = verdict(lab)["max_rss_kib"]
     assert set(rss) == {"node0", "node1", "controller"}
     assert all(5_000 < kib < 200_000 for kib in rss.values()), rss
+
+
+def test_ranks_that_fail_by_themselves_are_not_called_victims(lab: Lab) -> None:
+    script = lab.script("import time\ntime.sleep(0.2)\nraise ValueError('each of us')")
+    done = lab("run", "-t", "pair", "--on", "local", script)
+    told = verdict(lab)
+    assert told["victims"] == []
+    assert len(told["others"]) + len(told["ended"]) == 1
+    assert "as a consequence" not in done.stderr
+
+
+def test_the_first_interrupt_says_what_the_second_would_do(lab: Lab) -> None:
+    script = lab.script(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('ready', flush=True)\ntime.sleep(1000)"
+    )
+    running = lab.start("run", "-t", "solo", "--on", "local", "--grace", "2", script)
+    wait_for_output(lab, "ready")
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=30)
+    assert "ending the ranks, which have 2 s; Ctrl-C ends them at once" in err
+    assert err.splitlines()[-1] == "lab: interrupted; all ranks have ended"
+
+
+def test_json_logs_are_whole_lines(lab: Lab) -> None:
+    script = lab.script(
+        "import sys\nfor word in ('one', ' two', '\\n', 'rest'):\n"
+        "    sys.stdout.write(word)\n    sys.stdout.flush()"
+    )
+    done = lab("run", "-t", "solo", "--on", "local", "--json", script)
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [e["data"] for e in events if e["type"] == "log"] == ["one two\n", "rest"]
+
+
+def test_a_local_node_is_the_callers_own_terminal(lab: Lab) -> None:
+    done = lab("exec", "--on", "local", "node1", "--", "sh", "-c", "echo $LAB_NODE; exit 5")
+    assert (done.stdout, done.returncode) == ("node1\n", 5)
+    missing = lab("exec", "--on", "local", "node1", "no-such-command")
+    assert missing.returncode == 2
+    assert "no-such-command cannot be run" in missing.stderr
+
+
+def test_a_piped_table_cuts_nothing(lab: Lab) -> None:
+    script = lab.script("print('x')", "a-script-with-a-long-name-that-needs-a-lot-of-room.py")
+    lab("run", "-t", "solo", "--on", "local", script, "an", "argument" * 20)
+    shown = lab("ps", env={"COLUMNS": "40"}).stdout
+    assert lab.runs()[0].name in shown
+    assert f"{script} an {'argument' * 20}" in shown
+
+
+def test_a_script_ends_well_though_its_process_group_outlives_it(lab: Lab) -> None:
+    """A thread that still holds on to torch must not abort an interpreter that has ended."""
+    script = lab.script(
+        """
+import atexit, sys, threading, time
+import torch.distributed
+class Held:
+    def __del__(self): print("taken apart")
+held = Held()
+atexit.register(print, "atexit ran")
+threading.Thread(target=lambda: (time.sleep(0.3), print("thread ended"))).start()
+sys.exit(6)
+"""
+    )
+    done = lab("run", "-t", "solo", "--on", "local", script)
+    assert done.returncode == 6
+    assert [line.split("] ")[1] for line in done.stdout.splitlines()] == [
+        "thread ended",
+        "atexit ran",
+    ]

@@ -10,10 +10,16 @@ from tests.runs.test_local_runs import verdict
 
 COUNTING = """
 import os, sys, time
+from pathlib import Path
 count = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 most = os.environ["TORCHELASTIC_MAX_RESTARTS"]
 print("attempt", count, "of", most, "pid", os.getpid(), flush=True)
-if os.environ["RANK"] == "1" and count < 2:
+there = Path(f"started-{count}")
+if os.environ["RANK"] == "0":
+    there.touch()
+elif count < 2:
+    while not there.exists():
+        time.sleep(0.02)
     sys.exit(7)
 time.sleep(1000 if count < 2 else 0)
 """
