@@ -128,14 +128,23 @@ class NodeRun:
         if known is not None and number is None and code != 0:
             known["code"] = code  # the script's own, where it has chosen one
             self._board.report(list(self._failures.values()))
-        elif known is None and code != 0 and not self._stopped:
+        elif known is None and code != 0 and (number is None or not self._stopped):
+            # With a code of its own also after the stop: on a busy machine the victims may be heard
+            # of first. What the stop does to a rank is a signal.
             what = f"ended by signal {number}" if number else f"exited with code {code}"
-            self._fail(rank, code, what)
+            self._fail(rank, code, what, late=True)
 
     def _fail(
-        self, rank: int, code: int, what: str, *, victim: bool = False, wait: float = PATIENCE
+        self,
+        rank: int,
+        code: int,
+        what: str,
+        *,
+        victim: bool = False,
+        wait: float = PATIENCE,
+        late: bool = False,
     ) -> None:
-        if self._stopped or rank in self._failures:
+        if rank in self._failures or (self._stopped and not late):
             return  # what comes after the stop is our own doing
         self._failures[rank] = {
             "at": time.time(),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from lab.node.protocol import Message
 from lab.runs.verdict import Failure, failure_from_exit
 
-VICTIM_PATIENCE = 1.0
+VICTIM_PATIENCE = 2.0
 """Seconds to wait for the cause after the first failure that looks like a consequence."""
 EXIT_PATIENCE = 0.7
 """Seconds for a rank that raised to write its traceback and end by itself."""
