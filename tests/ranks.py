@@ -41,6 +41,8 @@ class RankPool:
         Raises:
             RankError: any rank raised. All processes are ended and the next call starts new ones.
         """
+        if not all(process.is_alive() for process, _ in self._workers):
+            self.close()  # one died after it had answered
         while len(self._workers) < world_size:
             ours, theirs = self._context.Pipe()
             process = self._context.Process(target=_work, args=(theirs,), daemon=True)
