@@ -248,7 +248,7 @@ class Attempt:
             kind, code, summary = first.kind, first.exit_code, str(first)
         elif self._interrupts.count:
             kind, code = "interrupted", 128 + self._interrupts.signal
-            summary = "interrupted" if self._silent else "interrupted; all ranks have ended"
+            summary = "interrupted"
         elif self._timed_out:
             kind, code = "timeout", EXIT_TIMEOUT
             summary = f"not done after {self._timeout:g} s (--timeout)"
@@ -257,7 +257,9 @@ class Attempt:
             kind, code = "ok", 0
             seconds = time.monotonic() - self._started_at
             summary = f"{ranks} rank{'s' * (ranks > 1)} ended well in {seconds:.1f} s"
-        if self._silent:
+        if kind in ("interrupted", "timeout") and not self._silent:
+            summary += "; all ranks have ended"
+        elif self._silent:
             names = ", ".join(self._silent)
             summary += f"; no answer from {names}, where ranks may be left: lab down"
         rss = {link.node.name: link.max_rss_kib for link in self._links.values()}
