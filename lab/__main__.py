@@ -5,6 +5,7 @@ import signal
 import sys
 from types import FrameType
 
+from lab import interrupts
 from lab.errors import EXIT_INTERRUPTED, LabError
 
 
@@ -15,6 +16,7 @@ def _end(number: int, _frame: FrameType | None) -> None:
 
 def main() -> None:
     """Run the command line; the process ends with the documented exit code."""
+    interrupts.catch()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     try:

@@ -188,7 +188,11 @@ def print_verdict(verdict: "Verdict", console: RunConsole) -> None:
         return
     first = verdict.first
     if first is None:
-        print(f"lab: {verdict.summary}", file=error)
+        end = "all ranks have ended"
+        if verdict.silent:
+            names = ", ".join(verdict.silent)
+            end = f"no answer from {names}, where ranks may be left: lab down removes them"
+        print(f"lab: {verdict.summary}; {end}", file=error)
         return
     others = []
     if verdict.victims:

@@ -257,11 +257,6 @@ class Attempt:
             kind, code = "ok", 0
             seconds = time.monotonic() - self._started_at
             summary = f"{ranks} rank{'s' * (ranks > 1)} ended well in {seconds:.1f} s"
-        if kind in ("interrupted", "timeout") and not self._silent:
-            summary += "; all ranks have ended"
-        elif self._silent:
-            names = ", ".join(self._silent)
-            summary += f"; no answer from {names}, where ranks may be left: lab down"
         rss = {link.node.name: link.max_rss_kib for link in self._links.values()}
         failed = {first.rank, *victims, *others} if first is not None else set()
         return Verdict(
@@ -272,6 +267,7 @@ class Attempt:
             victims=victims,
             others=others,
             ended=tuple(sorted(self._ended - failed)) if kind != "interrupted" else (),
+            silent=self._silent,
             seconds=round(time.monotonic() - self._started_at, 3),
             max_rss_kib={**rss, "controller": peak_memory_kib()},
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FrameType
 
+from lab import interrupts
 from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, LabError
 from lab.node.protocol import Message
 from lab.runs.attempt import Attempt, Interrupts, Listener
@@ -70,12 +71,15 @@ class RunController:
             LabError: they do not come up. The run directory says so too.
         """
         try:
+            interrupts.check()
             self.transport.up(progress, self.directory.id)
+            interrupts.check()
         except LabError as error:
             self._finish(Verdict("not-started", error.exit_code, str(error)))
             raise
         except BaseException:  # Ctrl-C, as SystemExit or KeyboardInterrupt
             self._finish(Verdict("interrupted", EXIT_INTERRUPTED, "interrupted"))
+            self.transport.release()
             raise
 
     def run(self) -> Verdict:

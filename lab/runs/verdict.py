@@ -94,6 +94,8 @@ class Verdict:
     """Ranks that lab ended because of it."""
     hint: str | None = None
     """What to do about it, where that is known."""
+    silent: tuple[str, ...] = ()
+    """Nodes that did not answer when they were told to end their ranks."""
     seconds: float = 0.0
     """From the start of the ranks to the end of the last."""
     max_rss_kib: dict[str, int] = field(default_factory=dict)

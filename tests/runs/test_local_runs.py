@@ -206,7 +206,7 @@ def test_the_second_interrupt_ends_at_once(lab: Lab) -> None:
 def test_an_interrupt_at_any_moment_leaves_nothing(lab: Lab) -> None:
     script = lab.script("import time; time.sleep(1000)")
     for wait in (0.05, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0):
-        running = lab.start("run", "-t", "quad", "--on", "local", script)
+        running = lab.start("run", "-t", "quad", "--on", "local", "--grace", "3", script)
         time.sleep(wait)
         running.send_signal(signal.SIGINT)
         _, err = running.communicate(timeout=30)
