@@ -101,8 +101,8 @@ def stop(
     ] = False,
 ) -> None:
     """End a run as Ctrl-C would, and wait for its end."""
+    from lab.node.processes import lives
     from lab.runs import RunDirectory
-    from lab.runs.files import is_alive
 
     run = _running(Path.cwd()) if run_id is None else RunDirectory.find(Path.cwd(), run_id)
     if run.state == "finished":
@@ -125,7 +125,7 @@ def stop(
             time.sleep(POLL)
         # It still has its nodes to let go and its last words to say.
         give_up = time.monotonic() + LAST_PATIENCE
-        while is_alive(controller) and time.monotonic() < give_up:
+        while lives(controller) and time.monotonic() < give_up:
             time.sleep(POLL)
     if run.state == "lost":
         raise LabError(f"run {run.id}: its controller ended without a verdict")

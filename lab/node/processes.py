@@ -5,10 +5,12 @@ import ctypes
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -17,6 +19,36 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 AGENT_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What an agent wakes up for."""
+
+
+def started(pid: int) -> str | None:
+    """When a process started, as this system says it; None: it has ended.
+
+    With the pid this names a process for good, since pids come again. On Linux the clock ticks
+    since boot (proc(5), stat), elsewhere the second (ps(1)).
+    """
+    if sys.platform == "linux":
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        except OSError:
+            return None
+        state, *fields = stat.rpartition(")")[2].split()
+        return None if state in "ZX" else fields[18]
+    done = subprocess.run(
+        ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    state, _, when = done.stdout.strip().partition(" ")
+    return None if not state or state.startswith("Z") else when.strip()
+
+
+def this_process() -> dict[str, Any]:
+    """What names this process for good, as plain data: its pid and when it started."""
+    return {"pid": os.getpid(), "started": started(os.getpid())}
+
+
+def lives(process: Mapping[str, Any]) -> bool:
+    """Whether the process that `this_process` described still runs."""
+    return bool(started(int(process["pid"])) == process["started"])
 
 
 def become_subreaper() -> None:

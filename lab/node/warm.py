@@ -167,20 +167,17 @@ def _become_agent(connection: socket.socket) -> NoReturn:
 
 def _replace_predecessor() -> None:
     """End the warm process that ran here before, by its recorded pid and start time."""
+    from lab.node import processes
+
     record = Path(tempfile.gettempdir()) / f"multinode-lab-warm-{os.getuid()}"
     with contextlib.suppress(OSError, ValueError):
         if record.stat().st_uid == os.getuid():
-            pid, started = record.read_text().split()
-            if _started(int(pid)) == started:
-                os.kill(int(pid), signal.SIGTERM)
+            before = json.loads(record.read_text())
+            if processes.lives(before):
+                os.kill(before["pid"], signal.SIGTERM)
     temporary = record.with_suffix(f".{os.getpid()}")
-    temporary.write_text(f"{os.getpid()} {_started(os.getpid())}")
+    temporary.write_text(json.dumps(processes.this_process()))
     temporary.replace(record)
-
-
-def _started(pid: int) -> str:
-    """When a process started, in clock ticks since boot (proc(5), stat)."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
 def _main() -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import LabError, UsageError
-from lab.runs.files import is_alive, this_process, write_atomically, write_json
+from lab.node.processes import lives, this_process
+from lab.runs.files import write_atomically, write_json
 from lab.runs.job import Job
 from lab.runs.verdict import Verdict
 from lab.topology import Topology, dump_topology
@@ -108,7 +109,7 @@ class RunDirectory:
         state = str(info.get("state", "lost"))
         if state == "running":
             controller = info.get("controller")
-            return "running" if controller and is_alive(controller) else "lost"
+            return "running" if controller and lives(controller) else "lost"
         return state
 
     def read_json(self, name: str) -> Any:

@@ -1,12 +1,10 @@
-"""Files that are whole or not there, and processes that are named by more than a number."""
+"""Files that are whole or not there."""
 
 import json
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -30,20 +28,3 @@ def write_atomically(path: Path, text: str) -> None:
 def write_json(path: Path, data: Any) -> None:
     """`write_atomically`, as indented JSON."""
     write_atomically(path, json.dumps(data, indent=2) + "\n")
-
-
-def this_process() -> dict[str, float]:
-    """What names this process for good: its pid and when it started (pids come again)."""
-    process = psutil.Process()
-    return {"pid": process.pid, "started": process.create_time()}
-
-
-def is_alive(process: dict[str, float]) -> bool:
-    """Whether the process that `this_process` described still runs."""
-    try:
-        found = psutil.Process(int(process["pid"]))
-        # Within the clock's tick: create_time is derived from the time of boot.
-        same = abs(found.create_time() - process["started"]) < 1
-        return same and found.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -18,9 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from lab.errors import LabError
+from lab.node.processes import lives
 from lab.transport.base import Progress
 from lab.transport.containers import LABEL
 from lab.transport.engine import api_errors, connect
@@ -109,13 +108,12 @@ class Lab:
             state = json.loads((self.workdir / "runs" / self.run / "state.json").read_text())
             if state["state"] != "running":
                 return None
-            process = psutil.Process(int(state["controller"]["pid"]))
-            return abs(process.create_time() - float(state["controller"]["started"])) < 1
+            return lives(state["controller"])
         except FileNotFoundError:
             return None  # removed by the user, after its end
         except PermissionError:
             return True  # another user's: not ours to judge
-        except (OSError, ValueError, KeyError, TypeError, psutil.NoSuchProcess):
+        except (OSError, ValueError, KeyError, TypeError):
             return False
 
 

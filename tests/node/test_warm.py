@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from lab.node.processes import lives
 from lab.node.protocol import NodeJob
 from tests.node.test_agent import agent, job, text
 
@@ -52,7 +52,7 @@ def warm_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeJo
 def end_warm(folder: Path) -> None:
     for record in folder.glob(f"multinode-lab-warm-{os.getuid()}"):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(int(record.read_text().split()[0]), signal.SIGKILL)
+            os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
 
 
 def reports(given: NodeJob) -> list[dict[str, Any]]:
@@ -106,9 +106,7 @@ def test_a_run_of_another_kind_starts_cold_and_takes_over(
     found = reports(other)
     assert [r["torch_was_there"] for r in found] == [True, True]
     assert [r["torch_threads"][0] for r in found] == [2, 2]
-    assert not psutil.pid_exists(int(first.split()[0])) or (
-        psutil.Process(int(first.split()[0])).status() == psutil.STATUS_ZOMBIE
-    )
+    assert not lives(json.loads(first))
 
 
 @pytest.mark.skipif("sys.platform != 'linux'", reason="forks are Linux's")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from lab.errors import LabError, UsageError
+from lab.node.processes import this_process
 from lab.topology import Topology
 from lab.transport import labs
 from lab.transport.containers import LABEL
@@ -461,11 +462,11 @@ def _garbage(transport: DockerTransport) -> list[str]:
 
 
 def _write_state(
-    folder: Path, run_id: str, pid: int, started: float, state: str = "running"
+    folder: Path, run_id: str, controller: dict[str, Any], state: str = "running"
 ) -> None:
     directory = folder / "runs" / run_id
     directory.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"state": state, "controller": {"pid": pid, "started": started}})
+    text = json.dumps({"state": state, "controller": controller})
     (directory / "state.json").write_text(text)
 
 
@@ -479,20 +480,18 @@ def test_a_lab_that_is_up_is_no_garbage_and_one_with_a_dead_node_is(nodes: Nodes
 
 
 def test_nodes_of_a_run_stay_after_it_and_go_when_its_controller_has_gone(nodes: Nodes) -> None:
-    import psutil
-
-    me = psutil.Process()
-    _write_state(nodes.folder, "mine", me.pid, me.create_time())
+    me = this_process()
+    _write_state(nodes.folder, "mine", me)
     transport = nodes.transport(make())
     transport.up(quiet, "mine")
     before = things(transport.lab_id)
     transport.up(quiet, "another")
     assert things(transport.lab_id) == before
     assert _garbage(transport) == []
-    _write_state(nodes.folder, "mine", me.pid, me.create_time(), state="finished")
+    _write_state(nodes.folder, "mine", me, state="finished")
     assert _garbage(transport) == []
     # The pid lives, but it is another process than the one that was recorded.
-    _write_state(nodes.folder, "mine", me.pid, me.create_time() - 100)
+    _write_state(nodes.folder, "mine", {**me, "started": "1"})
     assert "the controller of its run mine has gone" in _garbage(transport)[0]
     transport.up(quiet)
     assert _garbage(transport) == []
