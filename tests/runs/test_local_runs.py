@@ -210,8 +210,10 @@ def test_an_interrupt_at_any_moment_leaves_nothing(lab: Lab) -> None:
         time.sleep(wait)
         running.send_signal(signal.SIGINT)
         _, err = running.communicate(timeout=30)
-        assert running.returncode in (130, -signal.SIGINT), err  # the latter: before Python is up
-        assert "Traceback" not in err or running.returncode < 0 or "site.py" in err
+        if running.returncode == 130:
+            assert "Traceback" not in err or "site.py" in err
+        else:  # Python itself was still starting, and ends in its own ways
+            assert running.returncode == -signal.SIGINT or "Could not import runpy" in err, err
         assert living(lab) == []
 
 
