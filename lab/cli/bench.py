@@ -2,16 +2,37 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lab.cli.console import progress_line, table_console
 from lab.cli.options import NodesOption, OnOption, SlotsOption, TopologyOption
 
+if TYPE_CHECKING:
+    from lab.bench.suites import Suite
+
 app = typer.Typer(help="Measure, side by side with the alternative.", no_args_is_help=True)
 
 RunsOption = Annotated[int, typer.Option("--runs", min=1, help="Counted runs of each.")]
+RoundsOption = Annotated[int, typer.Option("--runs", min=1, help="Rounds that count.")]
+RateOption = Annotated[
+    str,
+    typer.Option(
+        "--rate", metavar="RATES", help="Link limits, one after another: none,1gbit,200mbit."
+    ),
+]
+OnlyOption = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="SECTION", help="This section alone. May be repeated."),
+]
+WidthOption = Annotated[
+    int | None,
+    typer.Option("--width", min=1, help="Of the MLP's hidden layers. Default 1024: 4.7 M."),
+]
+BatchOption = Annotated[
+    int | None, typer.Option("--batch", min=1, help="Samples per rank and step. Default 128.")
+]
 
 
 @app.command()
@@ -69,11 +90,112 @@ def link(runs: RunsOption = 3) -> None:
     _show("link", rows)
 
 
+@app.command()
+def ddp(
+    topology: TopologyOption = None,
+    nodes: NodesOption = None,
+    slots: SlotsOption = None,
+    on: OnOption = None,
+    rate: RateOption = "none",
+    runs: RoundsOption = 15,
+    only: OnlyOption = None,
+    width: WidthOption = None,
+    batch: BatchOption = None,
+) -> None:
+    """Steps of our DistributedDataParallel beside torch's, on the nodes of a topology."""
+    from lab.bench.suites import DDP
+
+    options = {"width": width, "batch": batch}
+    _bench_on_nodes(DDP, (topology, nodes, slots, on), rate, runs, only, options)
+
+
+@app.command()
+def fsdp(
+    topology: TopologyOption = None,
+    nodes: NodesOption = None,
+    slots: SlotsOption = None,
+    on: OnOption = None,
+    rate: RateOption = "none",
+    runs: RoundsOption = 15,
+    only: OnlyOption = None,
+    width: WidthOption = None,
+    batch: BatchOption = None,
+) -> None:
+    """Steps and bytes of our FullyShardedDataParallel beside torch's fully_shard."""
+    from lab.bench.suites import FSDP
+
+    options = {"width": width, "batch": batch}
+    _bench_on_nodes(FSDP, (topology, nodes, slots, on), rate, runs, only, options)
+
+
+@app.command()
+def collectives(
+    topology: TopologyOption = None,
+    nodes: NodesOption = None,
+    slots: SlotsOption = None,
+    on: OnOption = None,
+    rate: RateOption = "none",
+    runs: RoundsOption = 15,
+    only: OnlyOption = None,
+    max_bytes: Annotated[
+        int | None, typer.Option("--max-bytes", min=1024, help="The largest message.")
+    ] = None,
+) -> None:
+    """Our collectives by algorithm and size, beside the backend's own."""
+    from lab.bench.suites import COLLECTIVES
+
+    options = {"max-bytes": max_bytes}
+    _bench_on_nodes(COLLECTIVES, (topology, nodes, slots, on), rate, runs, only, options)
+
+
+def _bench_on_nodes(
+    suite: "Suite",
+    where: tuple[str | None, str | None, int | None, str | None],
+    rate: str,
+    runs: int,
+    only: list[str] | None,
+    options: dict[str, int | None],
+) -> None:
+    """Measure a suite; each table is shown and written as soon as it is there."""
+    from lab.bench.on_nodes import Plan, machine, plan_sections, run_suite
+    from lab.runs import write_json
+    from lab.topology import load_topology
+
+    topology, nodes, slots, on = where
+    loaded = load_topology(topology, nodes=nodes, slots=slots, on=on)
+    plan = Plan(plan_sections(suite, only), rate.split(","), runs, options)
+    path = Path("outputs") / f"bench-{suite.name}-{loaded.name}.json"
+    done: list[dict[str, Any]] = []
+
+    def show(table: dict[str, Any]) -> None:
+        done.append(table)
+        print(
+            f"\n{table['title']}: {loaded.name}, {table['world']} ranks on {table['nodes']} nodes, "
+            f"rate {table['rate']}, {runs} rounds"
+        )
+        _print_table(table["rows"])
+        for note in table["notes"]:
+            print(note)
+        write_json(path, {"benchmark": suite.name, "machine": machine(), "tables": done})
+
+    with progress_line() as progress:
+        run_suite(suite, loaded, plan, progress, show)
+    print(f"written to {path}")
+
+
 def _show(name: str, rows: Sequence[dict[str, Any]]) -> None:
     """A table of the rows, and outputs/bench-NAME.json with all of it."""
-    from rich.table import Table
-
     from lab.runs import write_json
+
+    _print_table(rows)
+    path = Path("outputs") / f"bench-{name}.json"
+    write_json(path, rows)
+    print(f"written to {path}")
+
+
+def _print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """Lists are for the JSON alone."""
+    from rich.table import Table
 
     columns = [key for key in rows[0] if not isinstance(rows[0][key], list)]
     table = Table(box=None, pad_edge=False)
@@ -82,10 +204,9 @@ def _show(name: str, rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     table_console().print(table)
-    path = Path("outputs") / f"bench-{name}.json"
-    write_json(path, rows)
-    print(f"written to {path}")
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return "-"
     return f"{value:.3g}" if isinstance(value, float) else str(value)

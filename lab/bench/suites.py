@@ -1,0 +1,54 @@
+"""What `lab bench ddp`, `fsdp` and `collectives` measure: sections, each a table of its own.
+
+The worker modules run on the ranks and have a function for each section; nothing here needs torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+RESULT = "bench.json"
+"""What rank 0 leaves in the run directory: torch, backend, rows and notes."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One benchmark of `lab bench`."""
+
+    name: str
+    module: str
+    """What each rank runs."""
+    sections: Mapping[str, str]
+    """Name of a section, and what it measures."""
+
+
+DDP = Suite(
+    "ddp",
+    "lab.bench.workers.ddp",
+    {
+        "step": "training step: ours and torch's, by default and at their best",
+        "buckets": "training step by bucket size, in MiB; 0: each parameter by itself",
+        "overlap": "what overlap gains where backward and communication take equally long",
+        "options": "price of find_unused_parameters, saving of static_graph",
+        "no_sync": "steps of 4 microbatches, averaging only in the last or in each",
+        "share": "share of the gradients' synchronisation in a step, by batch size",
+        "mean": "AVG or SUM and a division, for all gradients in one message",
+    },
+)
+FSDP = Suite(
+    "fsdp",
+    "lab.bench.workers.fsdp",
+    {
+        "step": "training step and bytes on the wire: ours and torch's fully_shard",
+    },
+)
+COLLECTIVES = Suite(
+    "collectives",
+    "lab.bench.workers.collectives",
+    {
+        "all_reduce": "all-reduce by size",
+        "all_gather": "all-gather by size of the whole",
+        "reduce_scatter": "reduce-scatter by size of the whole",
+        "broadcast": "broadcast by size",
+        "barrier": "a barrier, and the smallest all-reduce",
+    },
+)

@@ -1,0 +1,1 @@
+"""What the ranks of a benchmark run. `lab.bench.suites` names the sections."""

@@ -1,0 +1,291 @@
+"""The sections of `lab bench ddp`: ours and torch's DistributedDataParallel, step by step in turns.
+
+All models of a section are in the same processes and train on the same samples.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from lab.bench.compare import MILLI, compared, fastest, ratio, spread, timing
+from lab.bench.workers.harness import Bench, Rows, main
+from lab.bench.workers.models import mlp, samples
+from lab.parallel import DistributedDataParallel
+from lab.parallel.buckets import make_buckets
+from lab.parallel.comm_hooks import mean_of
+
+CAPS = (0.25, 1, 4, 10, 25)
+"""Bucket sizes in MiB."""
+TUNED = (1, 4)
+"""Those that are worth a try without knowing the network."""
+MICROBATCHES = 4
+BATCHES = (1, 16, 256)
+LARGEST_BATCH = 8192
+LEARNING_RATE = 1e-3
+
+Step = Callable[[], None]
+Data = tuple[Tensor, Tensor]
+
+
+def step(bench: Bench) -> Rows:
+    """Defaults, options, and bucket sizes worth a try."""
+    tuned = {"gradient_as_bucket_view": True, "static_graph": True}
+    models = {
+        "torch": _torch(bench),
+        "torch, gradient_as_bucket_view": _torch(bench, gradient_as_bucket_view=True),
+        "torch, static_graph": _torch(bench, static_graph=True),
+        **{f"torch, tuned, {cap} MiB": _torch(bench, bucket_cap_mb=cap, **tuned) for cap in TUNED},
+        "ours": _ours(bench),
+        **{f"ours, {cap} MiB": _ours(bench, bucket_cap_mb=cap) for cap in TUNED},
+        "ours, each gradient by itself": _ours(bench, bucket_cap_mb=0),
+    }
+    taken = bench.measure(_trainers(bench, bench.batch, models))
+    best_torch = fastest(taken, [name for name in taken if name.startswith("torch")])
+    bench.notes.append(f"batch {bench.batch} on each rank; best torch: {best_torch}")
+    return compared(taken, {"torch": "torch", "best torch": best_torch})
+
+
+def buckets(bench: Bench) -> Rows:
+    """The curve of step time by bucket size, for both."""
+    models = {("ours", 0.0): _ours(bench, bucket_cap_mb=0)}
+    for cap in CAPS:
+        models["torch", cap] = _torch(bench, bucket_cap_mb=cap, gradient_as_bucket_view=True)
+        models["ours", cap] = _ours(bench, bucket_cap_mb=cap)
+    names = {f"{impl} {cap}": (impl, cap) for impl, cap in models}
+    taken = bench.measure(
+        _trainers(bench, bench.batch, {name: models[key] for name, key in names.items()})
+    )
+    best = [fastest(taken, [n for n in names if n.startswith(impl)]) for impl in ("torch", "ours")]
+    bench.notes.append(f"batch {bench.batch} on each rank; best: {best[0]} MiB, {best[1]} MiB")
+    return [
+        {
+            "impl": impl,
+            "bucket MiB": cap,
+            **timing(taken[name]),
+            **ratio("best torch", taken[name], taken[best[0]]),
+        }
+        for name, (impl, cap) in sorted(names.items(), key=lambda item: item[1])
+    ]
+
+
+def overlap(bench: Bench) -> Rows:
+    """The same buckets during backward and after it, at a batch that computes as long as they take.
+
+    The gain is what is missing to 1 in the column of ratios.
+    """
+    models: dict[str, nn.Module] = {}
+    for cap in TUNED:
+        models[f"ours, {cap} MiB"] = _ours(bench, bucket_cap_mb=cap)
+        models[f"torch, {cap} MiB"] = _torch(bench, bucket_cap_mb=cap, gradient_as_bucket_view=True)
+    late = {cap: _Late(_bare(bench), cap) for cap in TUNED}
+    batch = _balanced_batch(bench, late[TUNED[0]])
+    data = samples(batch, bench.world.device)
+    calls: dict[str, Step] = {
+        "computation only": _trainer(_bare(bench), data),
+        "communication only": late[TUNED[0]].average,
+        **{f"after backward, {cap} MiB": late[cap].trainer(data) for cap in TUNED},
+        **_trainers(bench, batch, models),
+    }
+    taken = bench.measure(calls)
+    base = fastest(taken, [name for name in taken if name.startswith("after")])
+    bench.notes.append(f"batch {batch} on each rank; computation: forward, backward and optimiser")
+    return compared(taken, {base: base})
+
+
+def options(bench: Bench) -> Rows:
+    """Price of find_unused_parameters, saving of static_graph."""
+    unused, static = {"find_unused_parameters": True}, {"static_graph": True}
+    models: dict[str, nn.Module] = {}
+    for impl, make in (("torch", _torch), ("ours", _ours)):
+        models[impl] = make(bench)
+        models[f"{impl}, find_unused_parameters"] = make(bench, **unused)
+        models[f"{impl}, static_graph"] = make(bench, **static)
+        models[f"{impl}, both"] = make(bench, **unused, **static)
+    taken = bench.measure(_trainers(bench, 1, models))
+    bench.notes.append("batch 1 on each rank; price: against the same without options")
+    rows = []
+    for name, seconds in taken.items():
+        plain = taken[name.partition(",")[0]]
+        price = spread([(a - b) / MILLI for a, b in zip(seconds, plain, strict=True)])
+        rows.append({"step": name, **timing(seconds), "price ms": price[0], "quartiles": price[1:]})
+    return rows
+
+
+def no_sync(bench: Bench) -> Rows:
+    """Throughput of steps of `MICROBATCHES` microbatches."""
+    size = max(1, bench.batch // MICROBATCHES)
+    parts = [samples(size, bench.world.device) for _ in range(MICROBATCHES)]
+    calls = {}
+    for impl, model in (("torch", _torch(bench)), ("ours", _ours(bench))):
+        calls[f"{impl}, averaging each"] = _accumulator(model, parts, averaged=MICROBATCHES)
+        calls[f"{impl}, no_sync but for the last"] = _accumulator(model, parts, averaged=1)
+    taken = bench.measure(calls)
+    bench.notes.append(f"{MICROBATCHES} microbatches of {size} on each rank")
+    total = MICROBATCHES * size * bench.world.size
+    return [
+        {
+            "step": name,
+            "samples/s": total / median(seconds),
+            **timing(seconds),
+            **ratio("averaging each", seconds, taken[f"{name.partition(',')[0]}, averaging each"]),
+        }
+        for name, seconds in taken.items()
+    ]
+
+
+def share(bench: Bench) -> Rows:
+    """Computation alone, with a barrier instead of the all-reduce, and with it, by batch size."""
+    bare, waiting, theirs, ours = _bare(bench), _bare(bench), _torch(bench), _ours(bench)
+    rows = []
+    for batch in BATCHES:
+        data = samples(batch, bench.world.device)
+        taken = bench.measure(
+            {
+                "computation only": _trainer(bare, data),
+                "and a barrier": _trainer(waiting, data, after_backward=dist.barrier),
+                "torch": _trainer(theirs, data),
+                "ours": _trainer(ours, data),
+            }
+        )
+        alone = taken["computation only"]
+        for name, seconds in taken.items():
+            shares = [1 - a / b for a, b in zip(alone, seconds, strict=True)]
+            middle, *quartiles = spread(shares)
+            row = {"batch": batch, "step": name, **timing(seconds)}
+            rows.append({**row, "share of synchronisation": middle, "quartiles": quartiles})
+    return rows
+
+
+def mean(bench: Bench) -> Rows:
+    """Three ways to average all gradients in one message."""
+    numel = sum(parameter.numel() for parameter in _bare(bench).parameters())
+    gradients = torch.randn(numel, device=bench.world.device)
+    size = bench.world.size
+
+    def sum_then_divide() -> None:
+        dist.all_reduce(gradients)
+        gradients.div_(size)
+
+    def divide_then_sum() -> None:
+        gradients.div_(size)
+        dist.all_reduce(gradients)
+
+    taken = bench.measure(
+        {
+            "SUM, then divide": sum_then_divide,
+            "divide, then SUM": divide_then_sum,
+            "AVG": lambda: dist.all_reduce(gradients, op=dist.ReduceOp.AVG),
+        }
+    )
+    bench.notes.append(f"{gradients.nbytes / 1e6:.1f} MB")
+    return compared(taken, {"SUM, then divide": "SUM, then divide"}, what="mean")
+
+
+class _Late:
+    """A replica whose gradients travel in buckets as well, but only when backward has ended."""
+
+    def __init__(self, module: nn.Module, cap: float) -> None:
+        self.module = module
+        self.buckets = make_buckets(list(module.parameters()), cap)
+
+    def average(self) -> None:
+        """Send all buckets, then wait for all."""
+        pending = []
+        for bucket in self.buckets:
+            bucket.pack()
+            pending.append(mean_of(bucket, None, "sum_then_divide", dist.get_world_size()))
+        for work in pending:
+            work.wait()
+
+    def trainer(self, data: Data) -> Step:
+        """Its training step."""
+        return _trainer(self.module, data, after_backward=self.average)
+
+
+def _balanced_batch(bench: Bench, late: _Late) -> int:
+    """A batch whose computation takes as long as the communication; the same on every rank."""
+    data = samples(1, bench.world.device)
+    cross_entropy(late.module(data[0]), data[1]).backward()  # there must be gradients
+    taken = bench.measure({"communication": late.average}, runs=3)
+    wanted = median(taken["communication"])
+    batch = 64
+    for _ in range(3):
+        compute = _trainer(late.module, samples(batch, bench.world.device))
+        took = median(bench.measure({"computation": compute}, runs=3)["computation"])
+        batch = min(LARGEST_BATCH, max(1, round(batch * wanted / took)))
+    return int(bench.agree(batch))
+
+
+def _accumulator(model: nn.Module, parts: list[Data], averaged: int) -> Step:
+    """A step of several microbatches of which the last `averaged` ones average the gradients."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+    def backward(data: Data) -> None:
+        cross_entropy(model(data[0]), data[1]).backward()
+
+    def run() -> None:
+        optimizer.zero_grad()
+        alone = len(parts) - averaged
+        for data in parts[:alone]:
+            with model.no_sync():  # type: ignore[operator]  # both implementations have it
+                backward(data)
+        for data in parts[alone:]:
+            backward(data)
+        optimizer.step()
+
+    return run
+
+
+def _trainer(
+    model: nn.Module, data: Data, after_backward: Callable[[], object] | None = None
+) -> Step:
+    """A training step; where `model` is bare nothing is averaged, unless `after_backward` does."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    inputs, targets = data
+
+    def run() -> None:
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), targets).backward()
+        if after_backward is not None:
+            after_backward()
+        optimizer.step()
+
+    return run
+
+
+def _trainers(bench: Bench, batch: int, models: Mapping[str, nn.Module]) -> dict[str, Step]:
+    data = samples(batch, bench.world.device)
+    return {name: _trainer(model, data) for name, model in models.items()}
+
+
+def _bare(bench: Bench) -> nn.Module:
+    return mlp(bench.width).to(bench.world.device)
+
+
+def _ours(bench: Bench, **options: Any) -> nn.Module:
+    return DistributedDataParallel(_bare(bench), **options)
+
+
+def _torch(bench: Bench, **options: Any) -> nn.Module:
+    return TorchDDP(_bare(bench), **options)
+
+
+SECTIONS = {
+    "step": step,
+    "buckets": buckets,
+    "overlap": overlap,
+    "options": options,
+    "no_sync": no_sync,
+    "share": share,
+    "mean": mean,
+}
+
+if __name__ == "__main__":
+    sys.exit(main(SECTIONS))
