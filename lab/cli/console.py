@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """ANSI colours of the prefixes, by rank."""
-FAILURE_GRACE = 1.0
-"""Seconds of grace that are not worth a word."""
 LAST_LINES = 30
 """How much of the guilty rank's stderr the end of a run repeats."""
 WORDS_LIMIT = 2000
@@ -85,7 +83,7 @@ class RunConsole:
 
     def event(self, message: Mapping[str, Any]) -> None:
         """See `lab.runs.Listener`."""
-        if message["type"] == "stop" and message["grace"] > FAILURE_GRACE:
+        if message["type"] == "stop" and message["because"] != "failure" and message["grace"]:
             text = f"ending the ranks, which have {message['grace']:g} s; Ctrl-C ends them at once"
             print(f"lab: {text}", file=sys.stderr, flush=True)
         if message["type"] == "restart":

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from signal import Signals
-from typing import Protocol
+from typing import Literal, Protocol
 
 from lab.errors import EXIT_TIMEOUT, LabError
 from lab.node.processes import peak_memory_kib
@@ -26,6 +26,9 @@ GONE_PATIENCE = 1.0
 """Seconds after the end of an agent's streams in which its node may turn out to have gone too."""
 AGENT_PATIENCE = 10.0
 """Seconds for an agent to end after the last of its ranks had to."""
+
+Reason = Literal["failure", "interrupt", "timeout"]
+"""Why the ranks are ended."""
 
 
 class Listener(Protocol):
@@ -145,12 +148,12 @@ class Attempt:
             stop_at = self._failures.stop_at
             if self._interrupts.count > self._obeyed_interrupts:
                 self._obeyed_interrupts = self._interrupts.count
-                self._stop(self._grace if self._interrupts.count == 1 else 0.0)
+                self._stop("interrupt", self._grace if self._interrupts.count == 1 else 0.0)
             elif self._is_too_late(now):
                 self._timed_out = True
-                self._stop(self._grace)
+                self._stop("timeout", self._grace)
             elif not self._stopped and stop_at is not None and now >= stop_at:
-                self._stop(FAILURE_GRACE)
+                self._stop("failure", FAILURE_GRACE)
             if self._give_up_at is not None and (now > self._give_up_at or self._only_dead(now)):
                 # Closing their stdin has to do.
                 self._silent = tuple(n for n, link in self._links.items() if not link.done)
@@ -169,13 +172,14 @@ class Attempt:
             return False
         return bool(self._alive) and now - self._started_at > self._timeout
 
-    def _stop(self, grace: float) -> None:
+    def _stop(self, because: Reason, grace: float) -> None:
         if not self._stopped:
             self._ended = set(self._alive)
         self._stopped = True
         self._failures.close()
         self._give_up_at = time.monotonic() + grace + AGENT_PATIENCE
-        self._listener.event({"type": "stop", "grace": grace, "ranks": sorted(self._alive)})
+        ranks = sorted(self._alive)
+        self._listener.event({"type": "stop", "because": because, "grace": grace, "ranks": ranks})
         for link in self._links.values():
             link.send(type="stop", grace=grace)
 
