@@ -6,8 +6,9 @@ With `--warm` it only leaves a warm process for jobs like the one on stdin.
 import os
 import sys
 
-from lab.node.agent import CHUNK, Agent
+from lab.node.agent import Agent
 from lab.node.environment import launch_environment
+from lab.node.pipes import CHUNK
 from lab.node.protocol import NodeJob
 from lab.node.warm import Kind, hand_over, leave_warm
 

@@ -13,34 +13,20 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lab.node import memory, processes
 from lab.node.environment import launch_environment, rank_environment
+from lab.node.pipes import CHUNK, STREAMS, Pipes
 from lab.node.placeholders import fill
 from lab.node.ports import Reservation
 from lab.node.protocol import STOP_GRACE, NodeJob, decode, encode
 from lab.node.spawn import RankStart, Spawn, spawn_cold
 
-CHUNK = 1 << 16
 BUFFER_LIMIT = 1 << 20
 """Bytes that may wait for the reader of stdout before the agent stops reading the ranks."""
-PIPE_CAPACITY = 1 << 20
-"""The most that Linux lets a pipe hold without privileges (/proc/sys/fs/pipe-max-size)."""
 FLUSH_TIMEOUT = 2.0
-PIPES = ("out", "err", "events")
-
-
-@dataclass
-class Pipe:
-    """What comes from one rank on one of its descriptors."""
-
-    rank: int
-    name: str  # out, err, events
-    fd: int
-    partial: bytes = b""  # of events: a line that has not ended yet
 
 
 class Agent:
@@ -66,13 +52,12 @@ class Agent:
         self._controller_gone = False
         self._unsent = bytearray()
         self._ranks: dict[int, int] = {}  # pid -> rank, until it has been reaped
-        self._pipes: dict[int, Pipe] = {}  # by descriptor, until they end
-        self._paused = False
         self._oom_kills = memory.oom_kills()
         self._kill_at: float | None = None
         self._finished = False
         self._port: Reservation | None = None
         self._selector = selectors.DefaultSelector()
+        self._pipes = Pipes(self._selector, self._report)
 
     def run(self) -> None:
         """Serve until all ranks have ended, or stdin ends, or a signal asks for the end."""
@@ -87,7 +72,7 @@ class Agent:
         while not self._finished:
             self._step()
         processes.kill_descendants(os.getpid())
-        self._drain()
+        self._pipes.drain()
         if self._port is not None:
             self._port.release()
         self._report("bye", max_rss=processes.peak_memory_kib())
@@ -117,7 +102,7 @@ class Agent:
         command = fill(self.job.command, self._placeholders(addr, port))
         for local_rank in range(self.job.slots):
             rank = self.job.first_rank + local_rank
-            reads, writes = zip(*(os.pipe() for _ in PIPES), strict=True)
+            reads, writes = zip(*(os.pipe() for _ in STREAMS), strict=True)
             stdin = os.open(os.devnull, os.O_RDONLY)
             try:
                 pid = self._spawn(
@@ -127,9 +112,9 @@ class Agent:
                         cwd=self.job.cwd,
                         env=self._environment(local_rank, addr, port),
                         stdin=stdin,
-                        stdout=writes[PIPES.index("out")],
-                        stderr=writes[PIPES.index("err")],
-                        events=writes[PIPES.index("events")],
+                        stdout=writes[STREAMS.index("out")],
+                        stderr=writes[STREAMS.index("err")],
+                        events=writes[STREAMS.index("events")],
                     )
                 )
             except OSError as error:
@@ -139,11 +124,7 @@ class Agent:
                 os.close(fd)
             self._ranks[pid] = rank
             self._report("started", rank=rank, pid=pid)
-            for name, fd in zip(PIPES, reads, strict=True):
-                os.set_blocking(fd, False)
-                self._pipes[fd] = Pipe(rank, name, fd)
-                if not self._paused:
-                    self._watch_pipe(self._pipes[fd])
+            self._pipes.add(rank, dict(zip(STREAMS, reads, strict=True)))
 
     def _placeholders(self, addr: str, port: int) -> dict[str, object]:
         job = self.job
@@ -192,20 +173,6 @@ class Agent:
     ) -> None:
         self._selector.register(fd, events, callback)
 
-    def _watch_pipe(self, pipe: Pipe) -> None:
-        self._watch(pipe.fd, lambda: self._on_output(pipe))
-
-    def _pause(self, paused: bool) -> None:
-        """Stop or go on reading what the ranks write."""
-        if paused == self._paused:
-            return
-        self._paused = paused
-        for pipe in self._pipes.values():
-            if paused:
-                self._selector.unregister(pipe.fd)
-            else:
-                self._watch_pipe(pipe)
-
     def _catch_signals(self) -> int:
         read, write = os.pipe()
         os.set_blocking(read, False)
@@ -224,7 +191,7 @@ class Agent:
         for pid, code in ended.items():
             rank = self._ranks.pop(pid, None)
             if rank is not None:
-                self._drain(rank)
+                self._pipes.drain(rank)
                 number = code - 128 if code > 128 else None
                 oom_limit = self._oom_limit() if number == signal.SIGKILL else None
                 self._report("exit", rank=rank, code=code, signal=number, oom_limit=oom_limit)
@@ -235,14 +202,6 @@ class Agent:
         """The memory limit, if the kernel has killed somebody for it since we last looked."""
         before, self._oom_kills = self._oom_kills, memory.oom_kills()
         return memory.memory_limit() if self._oom_kills > before else None
-
-    def _drain(self, rank: int | None = None) -> None:
-        """Report what lies in the pipes of one rank, or of all: at most what a pipe can hold."""
-        for pipe in list(self._pipes.values()):
-            if rank is None or pipe.rank == rank:
-                for _ in range(PIPE_CAPACITY // CHUNK):
-                    if not self._read(pipe):
-                        break
 
     # What comes from the controller
 
@@ -272,33 +231,6 @@ class Agent:
         if not self._ranks:
             self._finished = True
 
-    # What comes from the ranks
-
-    def _on_output(self, pipe: Pipe) -> None:
-        if pipe.fd in self._pipes and not self._paused:  # both may have changed since select
-            self._read(pipe)
-
-    def _read(self, pipe: Pipe) -> bool:
-        """Report one chunk of a pipe; False when there is none."""
-        try:
-            data = os.read(pipe.fd, CHUNK)
-        except BlockingIOError:
-            return False
-        if not data:
-            if not self._paused:
-                self._selector.unregister(pipe.fd)
-            os.close(pipe.fd)
-            del self._pipes[pipe.fd]
-            return False
-        if pipe.name == "events":
-            *lines, pipe.partial = (pipe.partial + data).split(b"\n")
-            for line in lines:
-                self._report(**{**decode(line), "rank": pipe.rank})
-        else:
-            text = data.decode("utf-8", "surrogateescape")
-            self._report("log", rank=pipe.rank, stream=pipe.name, data=text)
-        return True
-
     # What goes to the controller
 
     def _fail(self, message: str) -> None:
@@ -324,7 +256,7 @@ class Agent:
             self._watch(self._reports, self._send, selectors.EVENT_WRITE)
         elif not self._unsent and watched:
             self._selector.unregister(self._reports)
-        self._pause(len(self._unsent) > BUFFER_LIMIT)
+        self._pipes.pause(len(self._unsent) > BUFFER_LIMIT)
 
     def _flush(self) -> None:
         """Wait for the reader of stdout, but not for one that has gone without closing it."""

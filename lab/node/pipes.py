@@ -1,0 +1,91 @@
+"""What ranks write, read as long as somebody takes it; else it waits in the ranks' pipes."""
+
+import os
+import selectors
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from lab.node.protocol import decode
+
+CHUNK = 1 << 16
+PIPE_CAPACITY = 1 << 20
+"""The most that Linux lets a pipe hold without privileges (/proc/sys/fs/pipe-max-size)."""
+STREAMS = ("out", "err", "events")
+
+
+@dataclass
+class Pipe:
+    """What comes from one rank on one of its descriptors."""
+
+    rank: int
+    name: str
+    """One of `STREAMS`."""
+    fd: int
+    partial: bytes = b""
+    """Of events: a line that has not ended yet."""
+
+
+class Pipes:
+    """The reading ends of all ranks' pipes."""
+
+    def __init__(self, selector: selectors.BaseSelector, report: Callable[..., None]) -> None:
+        """`report` is told what comes: type and fields of messages of `lab.node.protocol`."""
+        self._selector = selector
+        self._report = report
+        self._pipes: dict[int, Pipe] = {}  # by descriptor, until they end
+        self._paused = False
+
+    def add(self, rank: int, fds: Mapping[str, int]) -> None:
+        """Read a rank's pipes from now on: name of the stream -> descriptor, which is ours now."""
+        for name, fd in fds.items():
+            os.set_blocking(fd, False)
+            self._pipes[fd] = Pipe(rank, name, fd)
+            if not self._paused:
+                self._watch(self._pipes[fd])
+
+    def pause(self, paused: bool) -> None:
+        """Stop or go on reading."""
+        if paused == self._paused:
+            return
+        self._paused = paused
+        for pipe in self._pipes.values():
+            if paused:
+                self._selector.unregister(pipe.fd)
+            else:
+                self._watch(pipe)
+
+    def drain(self, rank: int | None = None) -> None:
+        """Report what lies in the pipes of one rank, or of all: at most what a pipe can hold."""
+        for pipe in list(self._pipes.values()):
+            if rank is None or pipe.rank == rank:
+                for _ in range(PIPE_CAPACITY // CHUNK):
+                    if not self._read(pipe):
+                        break
+
+    def _watch(self, pipe: Pipe) -> None:
+        self._selector.register(pipe.fd, selectors.EVENT_READ, lambda: self._on_output(pipe))
+
+    def _on_output(self, pipe: Pipe) -> None:
+        if pipe.fd in self._pipes and not self._paused:  # both may have changed since select
+            self._read(pipe)
+
+    def _read(self, pipe: Pipe) -> bool:
+        """Report one chunk of a pipe; False when there is none."""
+        try:
+            data = os.read(pipe.fd, CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            if not self._paused:
+                self._selector.unregister(pipe.fd)
+            os.close(pipe.fd)
+            del self._pipes[pipe.fd]
+            return False
+        if pipe.name == "events":
+            *lines, pipe.partial = (pipe.partial + data).split(b"\n")
+            for line in lines:
+                self._report(**{**decode(line), "rank": pipe.rank})
+        else:
+            text = data.decode("utf-8", "surrogateescape")
+            self._report("log", rank=pipe.rank, stream=pipe.name, data=text)
+        return True
