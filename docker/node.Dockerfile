@@ -26,10 +26,11 @@ RUN --mount=type=bind,source=docker/local,target=/mnt/local \
 RUN --mount=type=bind,source=docker/local,target=/mnt/local \
     ./with-local pip install -r requirements.txt
 
-# What `lab build --requirements FILE` adds; nothing but a comment otherwise.
+# What --requirements FILE adds; nothing but a comment otherwise. torch stays as it is.
 COPY docker/user-requirements.txt ./
 RUN --mount=type=bind,source=docker/local,target=/mnt/local \
-    ./with-local pip install -r user-requirements.txt -c requirements.txt
+    pip list --format=freeze | grep '^torch==' >torch.txt \
+    && ./with-local pip install -r user-requirements.txt -c torch.txt
 
 COPY docker/node-entrypoint /usr/local/bin/
 COPY lab /opt/lab/lab

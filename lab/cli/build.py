@@ -23,10 +23,13 @@ def build(
     """Build the image of the nodes now, rather than on the first `lab up`."""
     from lab.transport.engine import connect
     from lab.transport.image import ensure_image, forget_requirements
+    from lab.transport.requirements import Requirements
 
+    packages = None if requirements is None else Requirements.read(requirements)
     client = connect("put --on local on the command line; then no image is needed")
-    if requirements is None:
-        forget_requirements(client, Path.cwd().resolve())
+    workdir = Path.cwd().resolve()
+    if packages is None:
+        forget_requirements(client, workdir)
     with progress_line() as progress:
-        tag = ensure_image(client, Path.cwd().resolve(), progress, requirements)
+        tag = ensure_image(client, progress, packages, chosen_for=workdir)
     print(f"lab: the nodes' image is {tag}")

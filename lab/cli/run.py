@@ -87,6 +87,16 @@ def run(
             show_default=False,
         ),
     ] = None,
+    requirements: Annotated[
+        Path | None,
+        typer.Option(
+            "--requirements",
+            metavar="FILE",
+            help="Packages for this run on top of the nodes' own, as pip takes them. Installed "
+            "once for each content.",
+            show_default=False,
+        ),
+    ] = None,
     start: Annotated[
         Path | None,
         typer.Option(
@@ -147,6 +157,7 @@ def run(
         cwd=Path.cwd(),
         start=start,
         env=job_variables(os.environ, passed=pass_env or (), files=env_file or (), given=env or ()),
+        requirements=requirements,
         cold=cold,
     )
     if not quiet:

@@ -32,7 +32,7 @@ def execute(
     Raises:
         LabError: it could not be started.
     """
-    transport = transport_for(topology, job.cwd)
+    transport = transport_for(topology, job.cwd, job.requirements)
     controller = RunController(topology, job, transport, listeners, grace, timeout, max_restarts)
     if prepare is not None:
         prepare(controller.directory.path)

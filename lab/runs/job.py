@@ -30,6 +30,8 @@ class Job(BaseModel):
     """Whether the command is for Python; else its first word is the executable."""
     env: Mapping[str, str] = {}
     """On top of the topology's."""
+    requirements: Path | None = None
+    """A requirements file of packages that the ranks need on top of the nodes' own."""
     cold: bool = False
     """Whether ranks must start from nothing, though the nodes may have a warm process."""
 
@@ -49,6 +51,7 @@ class Job(BaseModel):
         cwd: Path,
         start: Path | None = None,
         env: Mapping[str, str] | None = None,
+        requirements: Path | None = None,
         cold: bool = False,
     ) -> "Job":
         """The job that the command line names, else the topology's own.
@@ -74,7 +77,8 @@ class Job(BaseModel):
         if not command[0]:
             raise UsageError("the script's name is empty; name a file, or -m and a module")
         if not python:
-            check_executable(command[0], folder, local=topology.on == "local")
+            here = topology.on == "local" and requirements is None  # nothing comes on top
+            check_executable(command[0], folder, local=here)
         elif command[0] != "-m":
             check_script(command[0], folder, cwd)
             script = (folder / command[0]).resolve()
@@ -89,6 +93,7 @@ class Job(BaseModel):
             start=None if folder == cwd else folder,
             python=python,
             env=env or {},
+            requirements=requirements,
             cold=cold,
         )
 

@@ -5,23 +5,27 @@ from pathlib import Path
 from lab.errors import UsageError
 from lab.topology import Topology
 from lab.transport.base import Channel, Progress, Transport
+from lab.transport.requirements import Requirements
 
 __all__ = ["Channel", "Progress", "Transport", "transport_for"]
 
 
-def transport_for(topology: Topology, workdir: Path) -> Transport:
+def transport_for(topology: Topology, workdir: Path, requirements: Path | None = None) -> Transport:
     """The transport that the topology's `on` names.
 
+    `requirements`: a file of packages that the nodes shall have on top of their own.
+
     Raises:
-        UsageError: it cannot be driven from here.
+        UsageError: it cannot be driven from here, or the file cannot be taken.
         LabError: it is not there (no Docker engine answers).
     """
+    packages = None if requirements is None else Requirements.read(requirements)
     if topology.on == "local":
         from lab.transport.local import LocalTransport
 
-        return LocalTransport(topology, workdir)
+        return LocalTransport(topology, workdir, packages)
     if topology.on == "docker":
         from lab.transport.docker import DockerTransport
 
-        return DockerTransport(topology, workdir)
+        return DockerTransport(topology, workdir, packages)
     raise UsageError(f"on: {topology.on} cannot be run yet; use --on docker, or --on local")

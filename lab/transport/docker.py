@@ -25,7 +25,7 @@ from lab.transport.containers import (
 )
 from lab.transport.engine import api_errors, connect, engine_answers
 from lab.transport.exec_channel import DockerChannel
-from lab.transport.image import ensure_image
+from lab.transport.image import chosen_requirements, ensure_image
 from lab.transport.labs import (
     PARALLEL,
     Lab,
@@ -36,6 +36,7 @@ from lab.transport.labs import (
     without_interrupts,
     workdir_lock,
 )
+from lab.transport.requirements import Requirements
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -51,8 +52,13 @@ class DockerTransport:
 
     keeps_warm = True
 
-    def __init__(self, topology: Topology, workdir: Path) -> None:
+    def __init__(
+        self, topology: Topology, workdir: Path, requirements: Requirements | None = None
+    ) -> None:
         """Connect to the engine.
+
+        `requirements` are packages for the nodes on top of the image's own; None: those that
+        `lab build` took for this folder, if any.
 
         Raises:
             LabError: none answers.
@@ -62,6 +68,7 @@ class DockerTransport:
         self.workdir = workdir.resolve()
         self.lab_id = lab_id(topology, self.workdir)
         self._brought_up = False  # whether `up` made the nodes, rather than found them
+        self._requirements = requirements
         check_workdir(self.workdir)
         self._client: DockerClient = connect("put --on local on the command line")
 
@@ -71,7 +78,7 @@ class DockerTransport:
         Raises:
             LabError: a node cannot be made, or says why it cannot start; nothing is left of it.
         """
-        image = ensure_image(self._client, self.workdir, progress)
+        image = self._image(progress)
         spec = lab_spec(self.topology, self.workdir, image, host=platform.node())
         with workdir_lock(self.workdir, wait=False) as free:
             if free:
@@ -80,6 +87,12 @@ class DockerTransport:
         progress("another lab command brings nodes up or down in this folder: waiting for it")
         with workdir_lock(self.workdir, wait=True):
             self._bring_up(spec, progress, run_id)
+
+    def _image(self, progress: Progress) -> str:
+        if self._requirements is not None:
+            return ensure_image(self._client, progress, self._requirements)
+        chosen = chosen_requirements(self._client, self.workdir)
+        return ensure_image(self._client, progress, chosen, chosen_for=self.workdir)
 
     def _bring_up(self, spec: LabSpec, progress: Progress, run_id: str | None) -> None:
         for lab in find_labs(self._client, self.lab_id):
@@ -90,7 +103,7 @@ class DockerTransport:
             if lab.complete and as_asked and not lab.run_was_lost():
                 return
             self._refuse_to_replace(lab)
-            progress(f"replacing the nodes of {lab.id}, which are not as the topology says now")
+            progress(f"replacing the nodes of {lab.id}, which are not as asked for now")
             with without_interrupts():
                 remove_lab(self._client, lab)
         count = len(spec.containers)
@@ -122,7 +135,7 @@ class DockerTransport:
         node = self._busy_node(lab)
         if node is not None:
             raise LabError(
-                f"the nodes of {lab.id} are not as the topology says now, and cannot be "
+                f"the nodes of {lab.id} are not as asked for now, and cannot be "
                 f"replaced while a command runs on {node}: wait for its end, or "
                 "remove them with what runs there: lab down"
             )

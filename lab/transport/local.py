@@ -17,6 +17,8 @@ from pathlib import Path
 from lab.errors import UsageError
 from lab.topology import Node, Topology
 from lab.transport.base import Progress, StreamName
+from lab.transport.requirements import Requirements
+from lab.transport.venvs import Venv, ensure_venv
 
 CHUNK = 1 << 16
 
@@ -77,12 +79,23 @@ class LocalTransport:
 
     keeps_warm = False  # nothing of a node is left between two runs
 
-    def __init__(self, topology: Topology, workdir: Path) -> None:
+    def __init__(
+        self, topology: Topology, workdir: Path, requirements: Requirements | None = None
+    ) -> None:
+        """`requirements` are packages on top of those that lab itself has."""
         self.topology = topology
         self._workdir = workdir
+        self._requirements = requirements
+        self._venv: Venv | None = None
 
     def up(self, progress: Progress, run_id: str | None = None) -> None:
-        """Nothing to do: a node is there as long as something runs on it."""
+        """Install what is required; a node is there as long as something runs on it.
+
+        Raises:
+            LabError: it cannot be installed.
+        """
+        if self._requirements is not None:
+            self._venv = ensure_venv(self._requirements, progress)
 
     def down(self, progress: Progress) -> None:
         """Nothing to do, for the same reason."""
@@ -104,13 +117,17 @@ class LocalTransport:
             subprocess.Popen(
                 list(argv),
                 cwd=cwd or self._workdir,
-                env={**os.environ, **(env or {}), "LAB_NODE": node.name},
+                env={**self._environment(), **(env or {}), "LAB_NODE": node.name},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
         )
+
+    def _environment(self) -> dict[str, str]:
+        """The caller's; the commands of packages that are required come first in it."""
+        return {**os.environ, **(self._venv.environment(os.environ) if self._venv else {})}
 
     def call(self, node: Node, argv: Sequence[str]) -> int:
         """Run a command on the caller's own terminal; its exit code.
@@ -130,8 +147,8 @@ class LocalTransport:
         return True
 
     def python(self) -> Sequence[str]:
-        """The Python that lab itself runs under."""
-        return [sys.executable]
+        """The Python that lab itself runs under; with requirements, one that has its packages."""
+        return [str(self._venv.python) if self._venv else sys.executable]
 
     def address(self, node: Node) -> str:
         """127.0.0.1 + the node's rank on Linux, unless the topology gives one."""

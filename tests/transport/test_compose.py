@@ -12,7 +12,7 @@ import yaml
 
 from lab.topology import Topology, load_topology
 from lab.transport.compose import render_compose
-from lab.transport.image import fill_local
+from lab.transport.image_context import fill_local
 
 ROOT = Path(__file__).parents[2]
 

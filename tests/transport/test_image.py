@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 import lab
-from lab.errors import UsageError
-from lab.transport import image
+from lab.transport import image, image_context
+from lab.transport.image_build import _step
+from lab.transport.requirements import Requirements
 
 
 def test_the_context_is_all_that_the_dockerfile_copies(tmp_path: Path) -> None:
-    with image.staged_context() as context:
-        for name in image.ASSETS:
+    with image_context.staged_context() as context:
+        for name in image_context.ASSETS:
             assert (context / name).is_file()
         assert (context / "lab/node/agent.py").is_file()
         assert (context / "docker/node-entrypoint").stat().st_mode & 0o111
@@ -35,14 +36,14 @@ def test_the_tag_follows_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert image.image_tag() == changed
 
 
-def test_requirements_make_another_tag_and_must_be_there(tmp_path: Path) -> None:
-    wanted = tmp_path / "mine.txt"
-    with pytest.raises(UsageError, match=r"no file .*mine\.txt"):
-        image.image_tag(wanted, tmp_path)
-    wanted.write_text("six\n")
-    assert image.image_tag(wanted, tmp_path) != image.image_tag()
-    with image.staged_context(wanted) as context:
-        assert (context / image.USER_REQUIREMENTS).read_text() == "six\n"
+def test_requirements_make_another_tag(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("six\n")
+    wanted = Requirements.read(file)
+    assert image.image_tag(wanted) != image.image_tag()
+    assert image.image_tag(wanted, tmp_path) != image.image_tag(wanted)
+    with image_context.staged_context(wanted) as context:
+        assert (context / image_context.USER_REQUIREMENTS).read_text() == "six\n"
 
 
 def test_what_the_machine_has_is_handed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,14 +52,14 @@ def test_what_the_machine_has_is_handed_in(tmp_path: Path, monkeypatch: pytest.M
     for name in ("torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "numpy-1-linux.whl"):
         (wheels / name).write_text("")
     (tmp_path / "bundle.pem").write_text("a CA")
-    for name in (*image._CA_VARIABLES, *image._PIP_VARIABLES):
+    for name in (*image_context._CA_VARIABLES, *image_context._PIP_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_FIND_LINKS", f"{wheels} https://example.org/wheels")
     monkeypatch.setenv("PIP_CERT", str(tmp_path / "bundle.pem"))
     monkeypatch.setenv("PIP_INDEX_URL", "https://pip.example.org/simple")
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "file:///mirror https://more.example.org")
     local = tmp_path / "local"
-    image.fill_local(local)
+    image_context.fill_local(local)
     assert [p.name for p in (local / "wheels").iterdir()] == [
         "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl"
     ]
@@ -78,7 +79,7 @@ def test_steps_of_the_build_are_told_once_they_work() -> None:
         "#8 0.512 Collecting x",
         "#8 0.600 Collecting y",
     ]
-    assert [image._step(line, steps) for line in lines] == [
+    assert [_step(line, steps) for line in lines] == [
         None,
         None,
         None,

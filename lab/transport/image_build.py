@@ -1,0 +1,124 @@
+"""Building the image of the nodes with the docker command, and what went wrong in words."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lab.errors import LabError
+from lab.transport.base import Progress
+from lab.transport.cache import cache_folder
+from lab.transport.image_context import DOCKERFILE
+from lab.transport.requirements import Requirements
+
+_STEP = re.compile(r"#(\d+) \[ *(\d+/\d+)\] (.*)")
+_STEP_SPEAKS = re.compile(r"#(\d+) \d+\.\d+ ")
+_TORCH_STAYS = re.compile(r"\(constraint\) .*torch.*==([\w.+]+)")
+
+
+def build_image(
+    context: Path,
+    tag: str,
+    labels: Mapping[str, str],
+    requirements: Requirements | None,
+    progress: Progress,
+) -> None:
+    """Build what lies in `context`.
+
+    Raises:
+        LabError: it cannot be built; in one line, that names the file with all of the output.
+    """
+    progress("building the image of the nodes (some minutes the first time, then seconds)")
+    argv = [
+        *_builder(),
+        "--progress=plain",
+        f"--file={context / DOCKERFILE}",
+        f"--tag={tag}",
+        *(f"--label={key}={value}" for key, value in labels.items()),
+    ]
+    if index := os.environ.get("TORCH_INDEX_URL"):
+        argv.append(f"--build-arg=TORCH_INDEX_URL={index}")
+    output: list[str] = []
+    steps: dict[str, str] = {}
+    with subprocess.Popen(
+        [*argv, str(context)],
+        env={**os.environ, "DOCKER_BUILDKIT": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                output.append(line.rstrip())
+                if step := _step(line, steps):
+                    progress(f"image: {step}")
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode != 0:
+        raise LabError(_why(output, requirements))
+
+
+def _why(output: Sequence[str], requirements: Requirements | None) -> str:
+    """One line on why a build failed."""
+    reasons = [line for line in output if line.startswith("ERROR: ")]
+    reason = reasons[-1].removeprefix("ERROR: ") if reasons else next(iter(output[-1:]), "?")
+    if requirements is not None and "user-requirements.txt" in reason:
+        found = [match[1] for line in output if (match := _TORCH_STAYS.search(line))]
+        return requirements.failure(output, next(iter(found), None))
+    return (
+        f"the image of the nodes cannot be built: {reason.removeprefix('failed to solve: ')}; "
+        f"{_cure(reason)} ({_kept(output)})"
+    )
+
+
+def _cure(reason: str) -> str:
+    if "no space left on device" in reason.lower():
+        return "free some space: lab gc --images, docker system prune"
+    if "failed to resolve source metadata" in reason or "pull" in reason:
+        return (
+            "its base image cannot be pulled: look at the network, or bring it to this engine "
+            "(docker pull, docker load) under that name"
+        )
+    return "the end of its output says why; lab build tries again"
+
+
+def _kept(output: Sequence[str]) -> str:
+    """Where the output of a failed build can be read: the last one's only."""
+    path = cache_folder() / "build.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join([*output, ""]))
+    except OSError:
+        return "its last words: " + " / ".join(output[-3:])
+    return f"all of it: {path}"
+
+
+def _builder() -> Sequence[str]:
+    if shutil.which("docker") is None:
+        raise LabError(
+            "building the image of the nodes needs the docker command (with BuildKit), which is "
+            "not on PATH: see https://docs.docker.com/get-docker/"
+        )
+    found = subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False)
+    # --load: with a builder that runs in a container the image would stay there otherwise.
+    return ["docker", "buildx", "build", "--load"] if found.returncode == 0 else ["docker", "build"]
+
+
+def _step(line: str, steps: dict[str, str]) -> str | None:
+    """`step 4/12: RUN pip install`, as soon as that step says something.
+
+    Steps whose result is there already are announced too, but say nothing; `steps` keeps what has
+    been announced: number -> text.
+    """
+    if found := _STEP.match(line):
+        text = " ".join(word for word in found[3].split() if not word.startswith("--mount="))
+        steps[found[1]] = f"step {found[2]}: {text[:70]}"
+    elif found := _STEP_SPEAKS.match(line):
+        return steps.pop(found[1], None)
+    return None

@@ -1,0 +1,117 @@
+"""A requirements file for the ranks: what it says, and what pip said against it."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.errors import UsageError
+
+_INCLUDE = re.compile(r"(?:-r|--requirement)[\s=]+(.+)")
+_OF_THIS_MACHINE = re.compile(r"(-e|--editable|-c|--constraint)\b|\.{0,2}/|file:|.*@\s*file:")
+_UNREACHABLE = re.compile(
+    r"NewConnectionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|SSLError"
+    r"|Temporary failure in name resolution"
+)
+_FROM_FILE = re.compile(r" \(from (-r|line) .*?requirements\.txt.*")
+"""Where a requirement stood, in a file of lab's own."""
+_BUILD_PREFIX = re.compile(r"^#\d+ [\d.]+ ")
+"""What BuildKit puts in front of each line of a step."""
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """Packages that a run's ranks have on top of the nodes' own."""
+
+    path: Path
+    """The file that the user named."""
+    lines: tuple[str, ...]
+    """What it and the files it includes say, without comments and blank lines."""
+
+    @classmethod
+    def read(cls, path: Path) -> "Requirements":
+        """Read a file in pip's format.
+
+        Raises:
+            UsageError: it cannot be read, or names what only this machine has: nodes could not
+                install it.
+        """
+        return cls(path, tuple(_read(path, ())))
+
+    @property
+    def text(self) -> str:
+        """One file that says it all."""
+        return "".join(f"{line}\n" for line in self.lines)
+
+    @property
+    def digest(self) -> str:
+        """Equal content, equal digest, whatever the file is called and wherever it is."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+    def failure(self, output: Sequence[str], torch: str | None) -> str:
+        """One line on why pip could not install them: its own reason, and the cure.
+
+        Args:
+            output: what pip wrote, also from within an image's build.
+            torch: the version of torch that the nodes have.
+        """
+        lines = [without_origin(_BUILD_PREFIX.sub("", line).rstrip()) for line in output]
+        errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+        reason = errors[0].rstrip(".") if errors else next(iter(lines[-1:]), "pip said nothing")
+        conflict = _conflict(lines)
+        if any("(constraint) torch" in line for line in conflict):
+            wishes = "; ".join(line for line in conflict if "(constraint)" not in line)
+            return (
+                f"{self.path} asks for another torch than the nodes' {torch}, which stays as it "
+                f"is: {wishes}; leave torch out of it, or loosen the versions"
+            )
+        if conflict:
+            cure = f"{'; '.join(conflict)}: loosen the versions"
+        elif any(_UNREACHABLE.search(line) for line in lines):
+            cure = (
+                "the package index does not answer: look at the network and at pip's settings "
+                "(PIP_INDEX_URL, PIP_PROXY, PIP_CERT)"
+            )
+        elif any("No matching distribution" in error for error in errors):
+            cure = "look at its name and version"
+        else:
+            cure = "correct it, or try: pip install"
+        return f"the packages of {self.path} cannot be installed: {reason}; {cure}"
+
+
+def without_origin(line: str) -> str:
+    """A line of pip's output without the place of the requirement it is about."""
+    return _FROM_FILE.sub("", line)
+
+
+def _conflict(lines: Sequence[str]) -> list[str]:
+    """Who wants what, where versions contradict each other."""
+    if "The conflict is caused by:" not in lines:
+        return []
+    rest = lines[lines.index("The conflict is caused by:") + 1 :]
+    return [line.strip() for line in rest[: rest.index("") if "" in rest else None]]
+
+
+def _read(path: Path, including: tuple[Path, ...]) -> list[str]:
+    if path.resolve() in including:
+        raise UsageError(f"{path} includes itself")
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--requirements {path}: it is not UTF-8; write it as text") from error
+    except OSError as error:
+        raise UsageError(f"--requirements {path}: {error.strerror}") from error
+    found = []
+    for number, raw in enumerate(text.replace("\\\n", "").splitlines(), start=1):
+        line = re.sub(r"(^|\s)#.*", "", raw).strip()
+        if include := _INCLUDE.fullmatch(line):
+            found += _read(path.parent / include[1], (*including, path.resolve()))
+        elif line and _OF_THIS_MACHINE.match(line):
+            raise UsageError(
+                f"{path}:{number}: {line}: nodes install packages from an index, not from this "
+                "machine's files; name packages, and use --env PYTHONPATH=DIR for code of your own"
+            )
+        elif line:
+            found.append(line)
+    return found
