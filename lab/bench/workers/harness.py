@@ -6,6 +6,7 @@ Run by hand on two processes: torchrun --nproc-per-node 2 -m lab.bench.workers.d
 import argparse
 import json
 import os
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,15 +47,17 @@ class Bench:
     def measure(self, calls: Calls, runs: int | None = None) -> dict[str, list[float]]:
         """Seconds of each call in each of `runs` rounds (default: the plan's), on the slowest rank.
 
-        In a round all calls take turns, forwards and backwards alternately, so that a slow moment
-        falls on all of them and none always follows the same other one. They begin together.
+        In a round all calls take turns, so that a slow moment falls on all of them; in another
+        order each time, since it matters who was before (what the caches hold, say). All ranks
+        begin a call together.
         """
         taken: dict[str, list[float]] = {name: [] for name in calls}
         runs = runs or self.runs
+        order = random.Random(0)  # noqa: S311 - the same on every rank, not a secret
         for number in range(WARM_UP + runs):
             counted = number - WARM_UP + 1
             self.say(f"round {counted} of {runs}" if counted > 0 else "warm-up")
-            for name in list(calls) if number % 2 else reversed(list(calls)):
+            for name in order.sample(list(calls), len(calls)):
                 self.synchronize()
                 began = time.perf_counter()
                 calls[name]()
