@@ -23,6 +23,7 @@ from lab.node.placeholders import fill
 from lab.node.ports import Reservation
 from lab.node.protocol import STOP_GRACE, NodeJob, decode, encode
 from lab.node.spawn import RankStart, Spawn, spawn_cold
+from lab.node.stdin import RankStdin
 
 BUFFER_LIMIT = 1 << 20
 """Bytes that may wait for the reader of stdout before the agent stops reading the ranks."""
@@ -54,6 +55,7 @@ class Agent:
         self._ranks: dict[int, int] = {}  # pid -> rank, until it has been reaped
         self._oom_kills = memory.oom_kills()
         self._kill_at: float | None = None
+        self._stdin: RankStdin | None = None  # of rank 0, until it is at its end
         self._finished = False
         self._port: Reservation | None = None
         self._selector = selectors.DefaultSelector()
@@ -103,7 +105,7 @@ class Agent:
         for local_rank in range(self.job.slots):
             rank = self.job.first_rank + local_rank
             reads, writes = zip(*(os.pipe() for _ in STREAMS), strict=True)
-            stdin = os.open(os.devnull, os.O_RDONLY)
+            stdin = self._open_stdin(rank)
             try:
                 pid = self._spawn(
                     RankStart(
@@ -123,8 +125,16 @@ class Agent:
             for fd in (stdin, *writes):  # not in a `finally`: a fork passes here as a rank
                 os.close(fd)
             self._ranks[pid] = rank
+            if rank == 0 and self._stdin is not None:
+                self._stdin.watch(pid)
             self._report("started", rank=rank, pid=pid)
             self._pipes.add(rank, dict(zip(STREAMS, reads, strict=True)))
+
+    def _open_stdin(self, rank: int) -> int:
+        if rank != 0 or not self.job.stdin:
+            return os.open(os.devnull, os.O_RDONLY)
+        self._stdin = RankStdin()
+        return self._stdin.open()
 
     def _placeholders(self, addr: str, port: int) -> dict[str, object]:
         job = self.job
@@ -160,13 +170,34 @@ class Agent:
     # The loop
 
     def _step(self) -> None:
-        timeout = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
-        for key, _ in self._selector.select(timeout):
+        for key, _ in self._selector.select(self._timeout()):
             key.data()
+        if self._stdin is not None and self._stdin.is_due():
+            self._look_for_readers(self._stdin)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
             for pid in self._ranks:
                 processes.signal_group(pid, signal.SIGKILL)
+
+    def _timeout(self) -> float | None:
+        """Seconds until there is something to do though nobody says anything."""
+        times = (self._kill_at, None if self._stdin is None else self._stdin.look_at)
+        soonest = min((at for at in times if at is not None), default=None)
+        return None if soonest is None else max(0.0, soonest - time.monotonic())
+
+    def _look_for_readers(self, stdin: RankStdin) -> None:
+        size = stdin.look()
+        if size:
+            self._pipes.drain(0)  # what it asked the user comes first
+            self._report("stdin", rank=0, size=size)
+
+    def _feed(self, data: bytes) -> None:
+        """Hand rank 0 its input; what is empty is the end of it."""
+        if self._stdin is not None and data:
+            self._stdin.feed(data)
+        elif self._stdin is not None:
+            self._stdin.close()
+            self._stdin = None
 
     def _watch(
         self, fd: int, callback: Callable[[], Any], events: int = selectors.EVENT_READ
@@ -191,6 +222,8 @@ class Agent:
         for pid, code in ended.items():
             rank = self._ranks.pop(pid, None)
             if rank is not None:
+                if rank == 0:
+                    self._feed(b"")
                 self._pipes.drain(rank)
                 number = code - 128 if code > 128 else None
                 oom_limit = self._oom_limit() if number == signal.SIGKILL else None
@@ -219,6 +252,8 @@ class Agent:
             message = decode(line)
             if message["type"] == "start":
                 self._start(message["master_addr"], message["master_port"])
+            elif message["type"] == "stdin":
+                self._feed(message["data"].encode("utf-8", "surrogateescape"))
             elif message["type"] == "stop":
                 self._stop(message["grace"])
 

@@ -8,6 +8,7 @@ To the agent (``type`` and fields):
 
 =======  ==================================================================================
 start    ``master_addr``, ``master_port``: start the ranks
+stdin    ``data``: what rank 0 waits for; empty: the end of it
 stop     ``grace`` (seconds): terminate the ranks, kill those left after ``grace``
 =======  ==================================================================================
 
@@ -20,6 +21,8 @@ log        ``rank``, ``stream`` (out, err), ``data``: a chunk of output, not alw
            bytes that are no UTF-8 travel as surrogate escapes
 exception  ``rank``, ``kind``, ``message``, ``file``, ``line``, ``traceback``: the script raised;
            sent at once, while the process may take its time to end
+stdin      ``rank``, ``size``: rank 0 waits for input, of so many bytes at most; the controller
+           answers with ``stdin``, and what the rank wrote before came before
 exit       ``rank``, ``code`` (as a shell says it: 128 + n for signal n), ``signal`` (n or null),
            ``oom_limit`` (bytes, or null: it was not killed for want of memory); all that the rank
            itself wrote came before
@@ -71,6 +74,8 @@ class NodeJob:
     """Whether the node keeps a process with torch imported, and ranks may be forked from it."""
     python: bool = True
     """Whether the command is for Python; else its first word is the executable."""
+    stdin: bool = False
+    """Whether there is input for rank 0; all others find the end of it, and so does it without."""
 
     def to_json(self) -> str:
         """One line."""

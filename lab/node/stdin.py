@@ -1,0 +1,83 @@
+"""Rank 0's stdin: a pipe that is filled when somebody waits at its other end.
+
+torchrun's workers share its stdin: a script that asks is answered, and one that does not ask leaves
+all of it to whoever comes next (`while read host; do torchrun ...; done < hosts`). For the same
+across machines an agent asks for input only when a process of the rank waits for it, whatever
+program that is: Python, its debugger, an executable, a child. Where the system does not tell who
+waits, one small piece is asked for ahead of time.
+"""
+
+import array
+import fcntl
+import os
+import sys
+import termios
+import time
+
+from lab.node.waiting import PIECE, awaited, can_look
+
+FIRST_PAUSE = 0.001
+LONGEST_PAUSE = 0.1
+"""Seconds between two looks: soon after an answer, since who reads often reads again."""
+MOST_EFFORT = 0.01
+"""The part of its time that an agent may spend on looking, however many processes there are."""
+
+
+class RankStdin:
+    """The agent's end of a rank's stdin."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        self._pipe = os.fstat(self._reader)
+        linux = sys.platform == "linux"
+        self._capacity = fcntl.fcntl(self._reader, fcntl.F_GETPIPE_SZ) if linux else PIECE
+        self._pid = 0
+        self._pause = LONGEST_PAUSE
+        self.look_at: float | None = None
+        """When to look next (`time.monotonic`); None: not before an answer."""
+
+    def open(self) -> int:
+        """A descriptor for the rank."""
+        return os.dup(self._reader)
+
+    def watch(self, pid: int) -> None:
+        """Look at this process and those below it from now on."""
+        self._pid = pid
+        self.look_at = time.monotonic() + self._pause
+
+    def is_due(self) -> bool:
+        """Whether it is time for a look."""
+        return self.look_at is not None and time.monotonic() >= self.look_at
+
+    def look(self) -> int:
+        """How many bytes somebody waits for, at most; 0: nobody does. `feed` is the answer."""
+        began = time.monotonic()
+        size = 0 if self._holds_some() else min(self._awaited(), self._capacity)
+        ended = time.monotonic()
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self.look_at = None if size else ended + max(self._pause, (ended - began) / MOST_EFFORT)
+        return size
+
+    def feed(self, data: bytes) -> None:
+        """Hand over what was asked for: the pipe was empty, so it fits, and has a reader: us."""
+        os.write(self._writer, data)
+        self._pause = FIRST_PAUSE
+        self.look_at = time.monotonic() + self._pause
+
+    def close(self) -> None:
+        """Let the reader find the end."""
+        os.close(self._writer)
+        os.close(self._reader)
+
+    def _holds_some(self) -> bool:
+        count = array.array("i", [0])
+        fcntl.ioctl(self._reader, termios.FIONREAD, count)
+        return count[0] > 0
+
+    def _awaited(self) -> int:
+        if not can_look():
+            return PIECE
+        try:
+            return awaited(self._pipe, self._pid)
+        except PermissionError:
+            return PIECE
