@@ -23,6 +23,7 @@ from lab.node.placeholders import fill
 from lab.node.ports import Reservation
 from lab.node.protocol import STOP_GRACE, NodeJob, decode, encode
 from lab.node.spawn import RankStart, Spawn, spawn_cold
+from lab.node.torchrun import Torchrun
 from lab.node.stdin import RankStdin
 
 BUFFER_LIMIT = 1 << 20
@@ -60,6 +61,11 @@ class Agent:
         self._port: Reservation | None = None
         self._selector = selectors.DefaultSelector()
         self._pipes = Pipes(self._selector, self._report)
+        self._torchrun: Torchrun | None = None  # starts the ranks, if not we
+        if job.engine == "torchrun":
+            self._torchrun = Torchrun(
+                job, self._selector, self._pipes, self._report, self._report_exit
+            )
 
     def run(self) -> None:
         """Serve until all ranks have ended, or stdin ends, or a signal asks for the end."""
@@ -69,7 +75,7 @@ class Agent:
         processes.become_subreaper()
         self._watch(wakeup, lambda: self._on_signals(wakeup))
         self._watch(self._commands, self._on_commands)
-        self._hello()
+        self._prepare()
         self._obey(b"")
         while not self._finished:
             self._step()
@@ -77,8 +83,22 @@ class Agent:
         self._pipes.drain()
         if self._port is not None:
             self._port.release()
+        if self._torchrun is not None:
+            self._torchrun.close()
         self._report("bye", max_rss=processes.peak_memory_kib())
         self._flush()
+
+    def _prepare(self) -> None:
+        """Say hello when ranks can be started."""
+        if not Path(self.job.cwd).is_dir():
+            self._fail(f"the working directory {self.job.cwd} does not exist on this node")
+        elif self._torchrun is None:
+            self._hello()
+        else:
+            try:
+                self._torchrun.prepare(self._hello)
+            except OSError as error:
+                self._fail(f"torchrun cannot be started: {error}")
 
     def _hello(self) -> None:
         port = self.job.port
@@ -89,9 +109,6 @@ class Agent:
                 self._fail(str(error))
                 return
             port = self._port.port
-        if not Path(self.job.cwd).is_dir():
-            self._fail(f"the working directory {self.job.cwd} does not exist on this node")
-            return
         self._report(
             "hello",
             pid=os.getpid(),
@@ -176,8 +193,14 @@ class Agent:
             self._look_for_readers(self._stdin)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
-            for pid in self._ranks:
+            for pid in self._groups():
                 processes.signal_group(pid, signal.SIGKILL)
+        if self._torchrun is not None and self._torchrun.has_ended:
+            self._finished = True
+
+    def _groups(self) -> list[int]:
+        """The process groups of ranks, and of torchrun, that have not ended."""
+        return [*self._ranks, *(self._torchrun.groups if self._torchrun is not None else ())]
 
     def _timeout(self) -> float | None:
         """Seconds until there is something to do though nobody says anything."""
@@ -224,12 +247,17 @@ class Agent:
             if rank is not None:
                 if rank == 0:
                     self._feed(b"")
-                self._pipes.drain(rank)
-                number = code - 128 if code > 128 else None
-                oom_limit = self._oom_limit() if number == signal.SIGKILL else None
-                self._report("exit", rank=rank, code=code, signal=number, oom_limit=oom_limit)
-        if ended and not self._ranks:
+                self._report_exit(rank, code)
+            elif self._torchrun is not None and pid == self._torchrun.pid:
+                self._torchrun.on_end(code)
+        if ended and not self._groups():
             self._finished = True
+
+    def _report_exit(self, rank: int, code: int) -> None:
+        self._pipes.drain(rank)
+        number = code - 128 if code > 128 else None
+        oom_limit = self._oom_limit() if number == signal.SIGKILL else None
+        self._report("exit", rank=rank, code=code, signal=number, oom_limit=oom_limit)
 
     def _oom_limit(self) -> int | None:
         """The memory limit, if the kernel has killed somebody for it since we last looked."""
@@ -251,7 +279,11 @@ class Agent:
         for line in lines:
             message = decode(line)
             if message["type"] == "start":
-                self._start(message["master_addr"], message["master_port"])
+                addr, port = message["master_addr"], message["master_port"]
+                if self._torchrun is None:
+                    self._start(addr, port)
+                else:
+                    self._torchrun.start(addr, port, message["addr"])
             elif message["type"] == "stdin":
                 self._feed(message["data"].encode("utf-8", "surrogateescape"))
             elif message["type"] == "stop":
@@ -260,10 +292,13 @@ class Agent:
     def _stop(self, grace: float) -> None:
         for pid in self._ranks:
             processes.signal_group(pid, signal.SIGTERM)
+        if self._torchrun is not None:
+            self._torchrun.terminate()
+        for pid in self._groups():
             processes.signal_group(pid, signal.SIGCONT)  # a stopped process hears nothing
         kill_at = time.monotonic() + grace
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
-        if not self._ranks:
+        if not self._groups():
             self._finished = True
 
     # What goes to the controller

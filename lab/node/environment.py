@@ -49,6 +49,13 @@ def rank_environment(
         "TORCHELASTIC_ERROR_FILE": f"{run_dir}/{node}/rank{rank}.error.json",
         "NODE_RANK": str(node_rank),
         "NNODES": str(nnodes),
+        **lab_environment(node=node, topology=topology, run_id=run_id, run_dir=run_dir),
+    }
+
+
+def lab_environment(*, node: str, topology: str, run_id: str, run_dir: str) -> dict[str, str]:
+    """lab's own variables, which all ranks of a node share."""
+    return {
         "LAB_RUN_ID": run_id,
         "LAB_RUN_DIR": run_dir,
         "LAB_NODE": node,

@@ -7,7 +7,7 @@ that crashed or lost its connection.
 To the agent (``type`` and fields):
 
 =======  ==================================================================================
-start    ``master_addr``, ``master_port``: start the ranks
+start    ``master_addr``, ``master_port``, ``addr`` (this node's own): start the ranks
 stdin    ``data``: what rank 0 waits for; empty: the end of it
 stop     ``grace`` (seconds): terminate the ranks, kill those left after ``grace``
 =======  ==================================================================================
@@ -16,7 +16,8 @@ From the agent, each with ``node``:
 
 =========  ================================================================================
 hello      ``pid``, ``host``, ``python``, ``port`` (to meet at, if asked for): ready to start
-started    ``rank``, ``pid``
+started    ``rank``, ``pid``; where torchrun numbers the ranks also ``world``: ``master``
+           (address:port, another one for each world), ``nodes``, ``ranks``, ``restarts``
 log        ``rank``, ``stream`` (out, err), ``data``: a chunk of output, not always whole lines;
            bytes that are no UTF-8 travel as surrogate escapes
 exception  ``rank``, ``kind``, ``message``, ``file``, ``line``, ``traceback``: the script raised;
@@ -26,6 +27,8 @@ stdin      ``rank``, ``size``: rank 0 waits for input, of so many bytes at most;
 exit       ``rank``, ``code`` (as a shell says it: 128 + n for signal n), ``signal`` (n or null),
            ``oom_limit`` (bytes, or null: it was not killed for want of memory); all that the rank
            itself wrote came before
+torchrun   ``code``, ``message``: torchrun has ended, and all its ranks before; its last words,
+           if it did not end well
 error      ``message``: the agent cannot do its job; ``bye`` follows
 bye        ``max_rss`` (KiB): all ranks have ended and nothing that they started is left
 =========  ================================================================================
@@ -74,6 +77,10 @@ class NodeJob:
     """Whether the node keeps a process with torch imported, and ranks may be forked from it."""
     python: bool = True
     """Whether the command is for Python; else its first word is the executable."""
+    engine: str = "spawn"
+    """What starts the ranks: `spawn`, the agent itself; `torchrun`, PyTorch's elastic agent."""
+    min_nodes: int | None = None
+    """Of torchrun: how many nodes will do; None: all, with ranks as the topology numbers them."""
     stdin: bool = False
     """Whether there is input for rank 0; all others find the end of it, and so does it without."""
 
