@@ -54,7 +54,7 @@ def rank_environment(
 
 
 def lab_environment(*, node: str, topology: str, run_id: str, run_dir: str) -> dict[str, str]:
-    """lab's own variables, which all ranks of a node share."""
+    """The variables of lab's own that all ranks of a node share."""
     return {
         "LAB_RUN_ID": run_id,
         "LAB_RUN_DIR": run_dir,

@@ -1,8 +1,8 @@
 """One node's ranks as workers of PyTorch's own elastic agent: `--engine torchrun`.
 
 torchrun decides when workers start, with which ranks, and when they start again
-(torch/distributed/run.py, elastic/agent/server/local_elastic_agent.py). What it does not give, exact
-exit codes and logs by rank, comes over a socket from `lab.node.worker`, the parent of each rank.
+(torch/distributed/run.py, elastic/agent/server/local_elastic_agent.py). What it does not give,
+exact exit codes and logs by rank, comes over a socket from `lab.node.worker`, the parent of a rank.
 
 Without `min_nodes` the rendezvous is static: ranks are those of the topology, and torchrun starts
 no worker again, since a node's torchrun would do it without telling the others. With `min_nodes` it
@@ -165,7 +165,7 @@ class Torchrun:
 
     @property
     def pid(self) -> int | None:
-        """torchrun's own, until it has been reaped."""
+        """Of torchrun itself, until it has been reaped."""
         return None if self._launcher is None or self._code is not None else self._launcher.pid
 
     @property
@@ -184,7 +184,7 @@ class Torchrun:
             processes.signal_group(self.pid, signal.SIGTERM if self._workers else signal.SIGKILL)
 
     def on_end(self, code: int) -> None:
-        """torchrun has been reaped: what it leaves behind ends too."""
+        """Take note that torchrun has been reaped; what it leaves behind ends too."""
         self._code = code
         for known in list(self._workers.values()):
             self._on_words(known)  # what its workers said before

@@ -5,7 +5,7 @@ ended. It is run by path (`python -I -S worker.py`) and speaks JSON lines with t
 socket that the variable `SOCKET` names:
 
 to the agent     its place in the world (`PLACE`), with the reading ends of the rank's pipes
-from the agent   ``command``, ``python``, ``cwd``, ``env``: what to run; a variable that is null goes
+from the agent   ``command``, ``python``, ``cwd``, ``env``: what to run; a null removes a variable
 to the agent     ``pid`` of the rank
 to the agent     ``code`` that it ended with, as a shell says it
 
