@@ -28,7 +28,7 @@ OnlyOption = Annotated[
 ]
 WidthOption = Annotated[
     int | None,
-    typer.Option("--width", min=1, help="Of the MLP's hidden layers. Default 1024: 4.7 M."),
+    typer.Option("--width", min=1, help="Of the MLP's layers. Default 512: 4.7 M parameters."),
 ]
 BatchOption = Annotated[
     int | None, typer.Option("--batch", min=1, help="Samples per rank and step. Default 128.")

@@ -78,15 +78,15 @@ def buckets(bench: Bench) -> Rows:
 def overlap(bench: Bench) -> Rows:
     """The same buckets during backward and after it, at a batch that computes as long as they take.
 
-    The gain is what is missing to 1 in the column of ratios.
+    The gain is what is missing to 1 in the first column of ratios.
     """
-    models: dict[str, nn.Module] = {}
+    models = {"torch": _torch(bench), "ours": _ours(bench)}
     for cap in TUNED:
         models[f"ours, {cap} MiB"] = _ours(bench, bucket_cap_mb=cap)
         models[f"torch, {cap} MiB"] = _torch(bench, bucket_cap_mb=cap, gradient_as_bucket_view=True)
     late = {cap: _Late(_bare(bench), cap) for cap in TUNED}
     batch = _balanced_batch(bench, late[TUNED[0]])
-    data = samples(batch, bench.world.device)
+    data = samples(batch, bench.width, bench.world.device)
     calls: dict[str, Step] = {
         "computation only": _trainer(_bare(bench), data),
         "communication only": late[TUNED[0]].average,
@@ -96,7 +96,7 @@ def overlap(bench: Bench) -> Rows:
     taken = bench.measure(calls)
     base = fastest(taken, [name for name in taken if name.startswith("after")])
     bench.notes.append(f"batch {batch} on each rank; computation: forward, backward and optimiser")
-    return compared(taken, {base: base})
+    return compared(taken, {base: base, "torch": "torch"})
 
 
 def options(bench: Bench) -> Rows:
@@ -121,7 +121,7 @@ def options(bench: Bench) -> Rows:
 def no_sync(bench: Bench) -> Rows:
     """Throughput of steps of `MICROBATCHES` microbatches."""
     size = max(1, bench.batch // MICROBATCHES)
-    parts = [samples(size, bench.world.device) for _ in range(MICROBATCHES)]
+    parts = [samples(size, bench.width, bench.world.device) for _ in range(MICROBATCHES)]
     calls = {}
     for impl, model in (("torch", _torch(bench)), ("ours", _ours(bench))):
         calls[f"{impl}, averaging each"] = _accumulator(model, parts, averaged=MICROBATCHES)
@@ -145,7 +145,7 @@ def share(bench: Bench) -> Rows:
     bare, waiting, theirs, ours = _bare(bench), _bare(bench), _torch(bench), _ours(bench)
     rows = []
     for batch in BATCHES:
-        data = samples(batch, bench.world.device)
+        data = samples(batch, bench.width, bench.world.device)
         taken = bench.measure(
             {
                 "computation only": _trainer(bare, data),
@@ -211,13 +211,13 @@ class _Late:
 
 def _balanced_batch(bench: Bench, late: _Late) -> int:
     """A batch whose computation takes as long as the communication; the same on every rank."""
-    data = samples(1, bench.world.device)
+    data = samples(1, bench.width, bench.world.device)
     cross_entropy(late.module(data[0]), data[1]).backward()  # there must be gradients
     taken = bench.measure({"communication": late.average}, runs=3)
     wanted = median(taken["communication"])
     batch = 64
     for _ in range(3):
-        compute = _trainer(late.module, samples(batch, bench.world.device))
+        compute = _trainer(late.module, samples(batch, bench.width, bench.world.device))
         took = median(bench.measure({"computation": compute}, runs=3)["computation"])
         batch = min(LARGEST_BATCH, max(1, round(batch * wanted / took)))
     return int(bench.agree(batch))
@@ -261,7 +261,7 @@ def _trainer(
 
 
 def _trainers(bench: Bench, batch: int, models: Mapping[str, nn.Module]) -> dict[str, Step]:
-    data = samples(batch, bench.world.device)
+    data = samples(batch, bench.width, bench.world.device)
     return {name: _trainer(model, data) for name, model in models.items()}
 
 

@@ -4,6 +4,7 @@ Run by hand on two processes: torchrun --nproc-per-node 2 -m lab.bench.workers.d
 """
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -35,7 +36,7 @@ class Bench:
 
     world: World
     runs: int = 15
-    width: int = 1024
+    width: int = 512
     """Of the MLP's hidden layers; see `models.py`."""
     batch: int = 128
     """Samples per rank and step."""
@@ -124,6 +125,8 @@ def main(sections: Mapping[str, Section], argv: Sequence[str] | None = None) -> 
     with join_world(group_of_one=True) as world:
         bench = _bench(world, options)
         rows = sections[options.section](bench)
+        # Whatever of the models is left in cycles holds the process group beyond its end.
+        gc.collect()
         if world.is_main:
             result = {"torch": torch.__version__, "backend": world.backend, "rows": rows}
             folder = Path(os.environ.get("LAB_RUN_DIR") or ".")

@@ -1,27 +1,32 @@
 """The model of the training benchmarks."""
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor, nn
 
-INPUTS, OUTPUTS, HIDDEN_LAYERS = 512, 10, 5
+OUTPUTS = 10
+BLOCKS, LAYERS_OF_BLOCK = 6, 3
 
 
 def mlp(width: int) -> nn.Sequential:
-    """Five hidden layers with ReLU; at width 1024 that is 4.7 M parameters, 18.9 MB.
+    """18 hidden layers with ReLU in blocks of 3, and a last one; [count, width] to [count, 10].
 
-    The weights are drawn anew from the same seed.
+    At width 512 that is 4.7 M parameters, 18.9 MB. The weights are drawn from the same seed.
     """
     torch.manual_seed(0)
-    sizes = [INPUTS, *[width] * HIDDEN_LAYERS]
-    layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(width, OUTPUTS))
+    blocks = [
+        nn.Sequential(
+            *(
+                layer
+                for _ in range(LAYERS_OF_BLOCK)
+                for layer in (nn.Linear(width, width), nn.ReLU())
+            )
+        )
+        for _ in range(BLOCKS)
+    ]
+    return nn.Sequential(*blocks, nn.Linear(width, OUTPUTS))
 
 
-def samples(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Inputs [count, 512] and class numbers [count]."""
-    inputs = torch.randn(count, INPUTS, device=device)
+def samples(count: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Inputs [count, width] and class numbers [count]."""
+    inputs = torch.randn(count, width, device=device)
     return inputs, torch.randint(OUTPUTS, (count,), device=device)
