@@ -115,6 +115,21 @@ def run(
     cold: Annotated[
         bool, typer.Option("--cold", help="Start ranks from nothing, not from a warm process.")
     ] = False,
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What starts the ranks: spawn (exact and fast), or torchrun (PyTorch's own).",
+        ),
+    ] = "spawn",
+    min_nodes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="M",
+            help="With --engine torchrun: go on when nodes are lost, while there are M.",
+            show_default=False,
+        ),
+    ] = None,
     timeout: Annotated[
         str | None,
         typer.Option(
@@ -159,6 +174,8 @@ def run(
         env=job_variables(os.environ, passed=pass_env or (), files=env_file or (), given=env or ()),
         requirements=requirements,
         cold=cold,
+        engine=engine,
+        min_nodes=min_nodes,
     )
     if not quiet:
         _warn_of_crowd(loaded)

@@ -131,7 +131,8 @@ class Attempt:
             | {"restart": jobs[0].restart_count}
         )
         for link in self._links.values():
-            link.send(type="start", master_addr=addr, master_port=port)
+            own = self._transport.address(link.node)
+            link.send(type="start", master_addr=addr, master_port=port, addr=own)
         self._alive = {rank.rank for rank in self._topology.ranks()}
 
     def _connect(self, job: NodeJob) -> None:
@@ -212,6 +213,11 @@ class Attempt:
         self._alive.discard(message["rank"])
         if message["code"] != 0:
             self._failures.on_exit(link.node.name, message)
+
+    def _on_torchrun(self, link: AgentLink, message: Message) -> None:
+        """The ranks' own failures came before; torchrun may have one of its own."""
+        if message["code"] != 0 and self._failures.first is None:
+            self._lose(link, "agent-error", f"torchrun ended: {message['message']}")
 
     def _on_error(self, link: AgentLink, message: Message) -> None:
         self._lose(link, "agent-error", message["message"])

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,6 +11,9 @@ from lab.errors import UsageError
 from lab.runs.script import check_executable, check_script
 from lab.runs.variables import redacted
 from lab.topology import Topology
+
+
+Engine = Literal["spawn", "torchrun"]
 
 
 class Job(BaseModel):
@@ -34,6 +37,10 @@ class Job(BaseModel):
     """A requirements file of packages that the ranks need on top of the nodes' own."""
     cold: bool = False
     """Whether ranks must start from nothing, though the nodes may have a warm process."""
+    engine: Engine = "spawn"
+    """What starts the ranks on a node: its agent, or PyTorch's own, torchrun."""
+    min_nodes: int | None = None
+    """Of torchrun: how many nodes are enough to go on without the others; None: all, always."""
 
     @property
     def start_folder(self) -> Path:
@@ -53,6 +60,8 @@ class Job(BaseModel):
         env: Mapping[str, str] | None = None,
         requirements: Path | None = None,
         cold: bool = False,
+        engine: str = "spawn",
+        min_nodes: int | None = None,
     ) -> "Job":
         """The job that the command line names, else the topology's own.
 
@@ -61,6 +70,7 @@ class Job(BaseModel):
         """
         if module and not python:
             raise UsageError("-m is for Python's modules; leave it out, or leave --no-python out")
+        _check_engine(engine, min_nodes, topology)
         folder = _start_folder(start, cwd, topology)
         if not words:
             if not python or module:
@@ -95,6 +105,8 @@ class Job(BaseModel):
             env=env or {},
             requirements=requirements,
             cold=cold,
+            engine=cast("Engine", engine),
+            min_nodes=min_nodes,
         )
 
     def __str__(self) -> str:
@@ -103,6 +115,21 @@ class Job(BaseModel):
     def to_json(self) -> dict[str, Any]:
         """Plain data, to be kept: values whose names say that they are secret are left out."""
         return {**self.model_dump(mode="json"), "env": redacted(self.env)}
+
+
+def _check_engine(engine: str, min_nodes: int | None, topology: Topology) -> None:
+    engines = get_args(Engine)
+    if engine not in engines:
+        raise UsageError(f"--engine {engine}: there is no such engine; it is {' or '.join(engines)}")
+    if min_nodes is None:
+        return
+    if engine != "torchrun":
+        raise UsageError("--min-nodes is for PyTorch's elastic agent; add --engine torchrun")
+    if not 1 <= min_nodes <= topology.nnodes:
+        raise UsageError(
+            f"--min-nodes {min_nodes}: the topology {topology.name} has {topology.nnodes} "
+            f"node{'s' * (topology.nnodes > 1)}; name a number from 1 to {topology.nnodes}"
+        )
 
 
 def _start_folder(start: Path | None, cwd: Path, topology: Topology) -> Path:

@@ -64,12 +64,19 @@ def node_jobs(
                 cwd=str(job.start_folder),
                 env={**transport.default_env(node), **topology.env, **job.env},
                 port=(topology.master.port or 0) if node_rank == 0 else None,
-                warm=transport.keeps_warm and job.python and not job.cold,
+                warm=transport.keeps_warm and _can_fork(job),
                 python=job.python,
+                engine=job.engine,
+                min_nodes=job.min_nodes,
             )
         )
         first_rank += node.slots
     return jobs
+
+
+def _can_fork(job: Job) -> bool:
+    """Whether the agent may fork the ranks from a process with torch imported."""
+    return job.python and not job.cold and job.engine == "spawn"
 
 
 def warm_up(topology: Topology, transport: Transport, cwd: Path) -> None:
