@@ -12,7 +12,6 @@ from lab.runs.script import check_executable, check_script
 from lab.runs.variables import redacted
 from lab.topology import Topology
 
-
 Engine = Literal["spawn", "torchrun"]
 
 
@@ -120,7 +119,9 @@ class Job(BaseModel):
 def _check_engine(engine: str, min_nodes: int | None, topology: Topology) -> None:
     engines = get_args(Engine)
     if engine not in engines:
-        raise UsageError(f"--engine {engine}: there is no such engine; it is {' or '.join(engines)}")
+        raise UsageError(
+            f"--engine {engine}: there is no such engine; it is {' or '.join(engines)}"
+        )
     if min_nodes is None:
         return
     if engine != "torchrun":
