@@ -67,6 +67,7 @@ class RunConsole:
         self._clock = clock
         self._lines: dict[tuple[int, str], Lines] = {}
         self._updated: dict[tuple[int, str], float] = {}
+        self._prompt: TextIO | None = None  # the terminal on which a line waits for its answer
         self.last_stderr: dict[int, deque[str]] = {}
         """The last lines that each rank wrote to stderr."""
 
@@ -83,6 +84,7 @@ class RunConsole:
 
     def event(self, message: Mapping[str, Any]) -> None:
         """See `lab.runs.Listener`."""
+        self._break_prompt()
         if message["type"] == "stop" and message["because"] != "failure" and message["grace"]:
             text = f"ending the ranks, which have {message['grace']:g} s; Ctrl-C ends them at once"
             print(f"lab: {text}", file=sys.stderr, flush=True)
@@ -94,6 +96,24 @@ class RunConsole:
                 if lines is not None:
                     self._print(message["rank"], stream, lines.end())
 
+    def ask(self, rank: int) -> None:
+        """A rank waits for somebody at this terminal: show the line that it has not ended."""
+        for stream in ("out", "err"):
+            lines = self._lines.get((rank, stream))
+            unended = lines.end() if lines is not None and _file(stream).isatty() else []
+            if unended:
+                self._print(rank, stream, unended, end="")
+                self._prompt = _file(stream)
+
+    def answered(self) -> None:
+        """Somebody has ended that line; may be called from any thread."""
+        self._prompt = None
+
+    def _break_prompt(self) -> None:
+        if self._prompt is not None:
+            print(file=self._prompt, flush=True)
+            self._prompt = None
+
     def _print_update(self, rank: int, stream: str, text: str) -> None:
         every = UPDATE_EVERY[_file(stream).isatty()]
         now = self._clock()
@@ -101,7 +121,7 @@ class RunConsole:
             self._updated[rank, stream] = now
             self._print(rank, stream, [text])
 
-    def _print(self, rank: int, stream: str, lines: list[str]) -> None:
+    def _print(self, rank: int, stream: str, lines: list[str], end: str = "\n") -> None:
         if not lines:
             return
         if stream == "err":
@@ -109,9 +129,10 @@ class RunConsole:
             kept.extend(line[:WORDS_LIMIT] for line in lines[-LAST_LINES:])
         if self._ranks is not None and rank not in self._ranks:
             return
+        self._break_prompt()
         file = _file(stream)
         prefix = self._prefixes.of(rank, colours_wanted(file))
-        text = "".join(f"{prefix}{line}\n" for line in lines)
+        text = "\n".join(f"{prefix}{line}" for line in lines) + end
         try:
             file.write(printable(text, file))
             file.flush()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lab.runs import Job, Listener, RunController, Verdict
+    from lab.runs.stdin import Stdin
     from lab.topology import Topology
 
 
@@ -156,6 +157,7 @@ def run(
     twice, at once.
     """
     from lab.runs import Job, job_variables
+    from lab.runs.stdin import Stdin
     from lab.topology import load_topology
 
     limit = None if timeout is None else seconds(timeout, "--timeout")
@@ -189,11 +191,13 @@ def run(
     if detach:
         start_detached(lambda started: _finish(go([console, started]), console, quiet))
         return
+    # What was closed (`<&-`) may be another file's descriptor by now.
+    stdin = None if sys.stdin is None else Stdin(console)
     if as_json:
-        verdict = go([JsonConsole()])[1]
+        verdict = go([JsonConsole()], stdin=stdin)[1]
         JsonConsole().event({"type": "verdict", **verdict.to_json()})
         raise typer.Exit(verdict.exit_code)
-    raise typer.Exit(_finish(go([console]), console, quiet))
+    raise typer.Exit(_finish(go([console], stdin=stdin), console, quiet))
 
 
 def _finish(outcome: "tuple[RunController, Verdict]", console: RunConsole, quiet: bool) -> int:
@@ -226,6 +230,7 @@ def execute(
     grace: float = 30.0,
     timeout: float | None = None,
     max_restarts: int = 0,
+    stdin: "Stdin | None" = None,
     quiet: bool = False,
 ) -> "tuple[RunController, Verdict]":
     """Run a job to its end, with a progress line while its nodes come up, unless quiet.
@@ -244,4 +249,5 @@ def execute(
         grace=grace,
         timeout=timeout,
         max_restarts=max_restarts,
+        stdin=stdin,
     )

@@ -14,6 +14,7 @@ from lab.node.processes import peak_memory_kib
 from lab.node.protocol import Message, NodeJob
 from lab.runs.failures import Failures
 from lab.runs.nodes import QUEUE_LIMIT, AgentLink, Inbox, connect
+from lab.runs.stdin import Stdin
 from lab.runs.verdict import Failure, Kind, Verdict
 from lab.topology import Node, Topology
 from lab.transport.base import Transport
@@ -64,14 +65,16 @@ class Attempt:
         interrupts: Interrupts,
         grace: float,
         timeout: float | None,
+        stdin: Stdin | None,
     ) -> None:
-        """`grace` and `timeout` are those of the run, in seconds."""
+        """`grace` and `timeout` are those of the run, in seconds; `stdin` is for rank 0."""
         self._topology = topology
         self._transport = transport
         self._listener = listener
         self._interrupts = interrupts
         self._grace = grace
         self._timeout = timeout
+        self._stdin = stdin
         self._inbox: Inbox = queue.Queue(QUEUE_LIMIT)
         self._links: dict[str, AgentLink] = {}
         self._failures = Failures()
@@ -193,11 +196,20 @@ class Attempt:
             self._on_end(link)
         elif message["type"] == "log":
             self._listener.log(message["node"], message["rank"], message["stream"], message["data"])
+        elif message["type"] == "stdin":
+            self._on_stdin(link, message)
         else:
             self._listener.event(message)
             handler: Callable[[AgentLink, Message], None]
             handler = getattr(self, f"_on_{message['type']}")
             handler(link, message)
+
+    def _on_stdin(self, link: AgentLink, message: Message) -> None:
+        """Rank 0 waits for input: send what there is, or come back here once there is some."""
+        assert self._stdin is not None
+        data = self._stdin.read(message["size"], lambda: self._inbox.put((link, message)))
+        if data is not None:
+            link.send(type="stdin", data=data.decode("utf-8", "surrogateescape"))
 
     def _on_hello(self, link: AgentLink, message: Message) -> None:
         link.greeted = True

@@ -15,6 +15,7 @@ from lab.runs.directory import RunDirectory, RunFiles
 from lab.runs.hints import hint_for
 from lab.runs.job import Job
 from lab.runs.nodes import node_jobs
+from lab.runs.stdin import Stdin
 from lab.runs.verdict import Kind, Verdict
 from lab.topology import Topology
 from lab.transport.base import Progress, Transport
@@ -39,6 +40,7 @@ class RunController:
         grace: float = 30.0,
         timeout: float | None = None,
         max_restarts: int = 0,
+        stdin: Stdin | None = None,
     ) -> None:
         """A run of a topology.
 
@@ -50,6 +52,7 @@ class RunController:
             grace: seconds between SIGTERM and SIGKILL for the ranks after Ctrl-C or `timeout`.
             timeout: seconds that the ranks may take; None: as long as they like.
             max_restarts: how often to begin again after a failure.
+            stdin: what rank 0 may read; None: nothing.
         """
         self.topology = topology
         self.job = job
@@ -57,6 +60,7 @@ class RunController:
         self.grace = grace
         self.timeout = timeout
         self.max_restarts = max_restarts
+        self._stdin = stdin
         self._created = time.time()
         self.directory = RunDirectory.create(topology, job)
         self._listeners = listeners
@@ -114,11 +118,20 @@ class RunController:
         ports_taken = 0
         while True:
             attempt = Attempt(
-                self.topology, self.transport, self, self._interrupts, self.grace, self.timeout
+                self.topology,
+                self.transport,
+                self,
+                self._interrupts,
+                self.grace,
+                self.timeout,
+                self._stdin,
             )
             run_id, run_dir = self.directory.id, self.directory.path
-            jobs = node_jobs(self.topology, self.job, self.transport, run_id, run_dir)
-            verdict = attempt.run([job.restarted(restarts, self.max_restarts) for job in jobs])
+            jobs = [
+                replace(job.restarted(restarts, self.max_restarts), stdin=self._stdin is not None)
+                for job in node_jobs(self.topology, self.job, self.transport, run_id, run_dir)
+            ]
+            verdict = attempt.run(jobs)
             if self._interrupts.count or verdict.first is None:
                 return verdict
             if verdict.first.found_port_taken and self.topology.master.port is None:
@@ -132,7 +145,8 @@ class RunController:
             self.event({"type": "restart", "count": restarts, "because": verdict.summary})
 
     def _finish(self, verdict: Verdict) -> None:
-        self.directory.claim(self._created)
+        if self.topology.on == "docker":
+            self.directory.claim(self._created)
         self.directory.finish(verdict)
         self._files.close()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from lab.runs.attempt import Listener
 from lab.runs.controller import RunController
 from lab.runs.job import Job
+from lab.runs.stdin import Stdin
 from lab.runs.verdict import Verdict
 from lab.topology import Topology
 from lab.transport import transport_for
@@ -22,18 +23,21 @@ def execute(
     grace: float = 30.0,
     timeout: float | None = None,
     max_restarts: int = 0,
+    stdin: Stdin | None = None,
     prepare: Callable[[Path], None] | None = None,
 ) -> tuple[RunController, Verdict]:
     """Run a job to its end.
 
-    `progress` is told what is done while the nodes come up; `prepare` gets the run directory before
-    anything is started.
+    `progress` is told what is done while the nodes come up; `stdin` is what rank 0 may read;
+    `prepare` gets the run directory before anything is started.
 
     Raises:
         LabError: it could not be started.
     """
     transport = transport_for(topology, job.cwd, job.requirements)
-    controller = RunController(topology, job, transport, listeners, grace, timeout, max_restarts)
+    controller = RunController(
+        topology, job, transport, listeners, grace, timeout, max_restarts, stdin
+    )
     if prepare is not None:
         prepare(controller.directory.path)
     with progress as tell:

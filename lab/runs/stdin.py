@@ -5,9 +5,22 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
+RANK = 0
+"""Whose stdin it becomes."""
 BACKGROUND_POLL = 0.2
 """Seconds between two looks whether the terminal is ours again."""
+
+
+class Terminal(Protocol):
+    """Where somebody is asked for input."""
+
+    def ask(self, rank: int) -> None:
+        """A rank waits for it."""
+
+    def answered(self) -> None:
+        """Somebody has given it; called from another thread."""
 
 
 class Stdin:
@@ -17,10 +30,10 @@ class Stdin:
     thread, which there is none of while nobody asks for input.
     """
 
-    def __init__(self, fd: int = 0, on_prompt: Callable[[], None] = lambda: None) -> None:
-        """`on_prompt` is called when a read begins to wait for somebody at a terminal."""
+    def __init__(self, terminal: Terminal | None = None, fd: int = 0) -> None:
+        """`terminal` is told of reads that wait, if they are from a terminal."""
+        self._terminal = terminal if os.isatty(fd) else None
         self._fd = fd
-        self._on_prompt = on_prompt
         self._lock = threading.Lock()
         self._reading = False
         self._data: bytes | None = None  # has been read and not been taken; empty: the end
@@ -39,14 +52,16 @@ class Stdin:
                 return data
             self._again = again
             begins, self._reading = not self._reading, True
-        if os.isatty(self._fd):
-            self._on_prompt()
+        if self._terminal is not None:
+            self._terminal.ask(RANK)
         if begins:
             threading.Thread(target=self._serve, args=(size,), daemon=True, name="stdin").start()
         return None
 
     def _serve(self, size: int) -> None:
         data = self._read(size)
+        if data and self._terminal is not None:
+            self._terminal.answered()
         with self._lock:
             self._data, self._reading = data, False
             again = self._again
