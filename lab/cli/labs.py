@@ -94,9 +94,12 @@ def gc(
     as_json: JsonOption = False,
 ) -> None:
     """Find and remove what a killed controller or a broken start left behind."""
-    from lab.transport.docker import collect_garbage, engine_answers
+    from lab.transport.docker import engine_answers
+    from lab.transport.garbage import collect_garbage, end_leftovers
 
-    removed = collect_garbage(dry_run, images=images) if engine_answers() else []
+    removed = end_leftovers(dry_run)
+    if engine_answers():
+        removed += collect_garbage(dry_run, images=images)
     if as_json:
         print(json.dumps({"dry_run": dry_run, "removed": removed}))
         return

@@ -107,10 +107,10 @@ def stop(
     run = _running(Path.cwd()) if run_id is None else RunDirectory.find(Path.cwd(), run_id)
     if run.state == "finished":
         raise UsageError(f"run {run.id} has ended already: {run.info().get('summary')}")
-    if run.state == "lost":
+    if run.state == "died":
         raise UsageError(
             f"run {run.id} has no controller any more (it was killed, and its ranks with it); "
-            "lab gc removes what may be left of its nodes"
+            "lab gc removes what may be left of them"
         )
     controller = run.info()["controller"]
     pid = int(controller["pid"])
@@ -127,7 +127,7 @@ def stop(
         give_up = time.monotonic() + LAST_PATIENCE
         while lives(controller) and time.monotonic() < give_up:
             time.sleep(POLL)
-    if run.state == "lost":
+    if run.state == "died":
         raise LabError(f"run {run.id}: its controller ended without a verdict")
     info = run.info()
     print(f"lab: run {run.id} has ended: {info['summary']}", file=sys.stderr)
@@ -171,6 +171,7 @@ def rm(
 ) -> None:
     """Remove the directories of runs that have ended, with their logs."""
     from lab.runs import RunDirectory
+    from lab.transport.garbage import end_leftovers
 
     cwd = Path.cwd()
     if bool(names) == all_finished:
@@ -182,5 +183,6 @@ def rm(
     for run in runs:
         run.check_removable()
     for run in {run.id: run for run in runs}.values():
+        end_leftovers(run=run.path)  # by its directory gc knows whose they are
         run.remove()
         print(run.id)

@@ -71,23 +71,37 @@ def die_with(parent: int) -> Callable[[], None] | None:
     return ask
 
 
+def wake_on(*numbers: int) -> int:
+    """A descriptor that has something to read after one of these signals: their numbers."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+    return read
+
+
 def signal_group(pid: int, number: int) -> None:
     """Signal the process group that `start` made; quiet when it has gone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
 
+def children(pid: int) -> list[int]:
+    """The living children of a process (Linux; elsewhere none)."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, task.read_text().split())
+    return found
+
+
 def descendants(pid: int) -> list[int]:
     """All living processes below `pid`, children before grandchildren (Linux; elsewhere none)."""
-    found: list[int] = []
-    queue = [pid]
-    while queue:
-        parent = queue.pop(0)
-        for task in Path(f"/proc/{parent}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                children = [int(child) for child in task.read_text().split()]
-                found += children
-                queue += children
+    found = children(pid)
+    for child in found:  # which grows meanwhile
+        found += children(child)
     return found
 
 

@@ -16,13 +16,14 @@ import gc
 import hashlib
 import json
 import os
+import selectors
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -32,6 +33,8 @@ READ_AT_START = (
     *("MKL_", "NCCL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH_"),
 )
 """Variables that the interpreter, torch or a library below it reads before the script can."""
+RUN_LABEL = ("LAB_RUN_ID", "LAB_RUN_DIR")
+"""By these `lab.node.leftovers` knows whose a process is."""
 ACCEPTED = b"accepted"
 CONNECT_TIMEOUT = 60.0
 """Seconds to wait for a warm process that is still importing."""
@@ -95,7 +98,7 @@ def leave_warm(kind: Kind, env: Mapping[str, str]) -> None:
     """Start a warm process of that kind, in place of one of another kind; do not wait for it."""
     subprocess.Popen(
         [sys.executable, "-u", __file__, kind.key],
-        env={**env},
+        env={name: env[name] for name in env if name not in RUN_LABEL},  # it outlives the run
         cwd="/",
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -123,19 +126,49 @@ def _serve(key: str) -> None:
     except OSError:
         return  # another one of the same kind was faster
     listener.listen(64)  # whoever comes while torch is being imported waits for it
+    from lab.node import processes
+
     _replace_predecessor()
     with contextlib.suppress(ImportError):
         import torch
         import torch._dynamo  # what the first optimizer imports, which takes as long again
         import torch.distributed  # noqa: F401
     gc.freeze()  # what is there now stays shared between all forks
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # agents are not waited for
-    while True:
-        connection, _ = listener.accept()
-        if _peer_uid(connection) == os.getuid() and os.fork() == 0:
-            listener.close()
-            _become_agent(connection)
-        connection.close()
+    processes.become_subreaper()
+    children_end = processes.wake_on(signal.SIGCHLD)
+    agents: set[int] = set()
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+        selector.register(children_end, selectors.EVENT_READ)
+        while True:
+            ready = {key.fileobj for key, _ in selector.select()}
+            if listener in ready:
+                connection, _ = listener.accept()
+                if _peer_uid(connection) == os.getuid():
+                    pid = os.fork()
+                    if pid == 0:
+                        listener.close()
+                        selector.close()
+                        _become_agent(connection)
+                    agents.add(pid)
+                connection.close()
+            if children_end in ready:
+                os.read(children_end, 4096)
+                agents -= processes.reap().keys()
+                _end_orphans(agents)
+
+
+def _end_orphans(agents: Collection[int]) -> None:
+    """End what an agent left that was killed; as subreaper this process has been handed it.
+
+    The end of each of them is a signal, upon which its own children are here.
+    """
+    from lab.node import processes
+
+    for pid in processes.children(os.getpid()):
+        if pid not in agents:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _become_agent(connection: socket.socket) -> NoReturn:

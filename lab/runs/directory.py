@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import LabError, UsageError
-from lab.node.processes import lives, this_process
+from lab.node.processes import this_process
 from lab.runs.files import write_atomically, write_json
 from lab.runs.job import Job
 from lab.runs.verdict import Verdict
 from lab.topology import Topology, dump_topology
+from lab.transport.run_state import RunState, run_state
 
 RUNS = "runs"
 UNPRIVILEGED = 1000
@@ -29,7 +30,7 @@ class RunDirectory:
     """`runs/<id>/`: topology.yaml, job.json, state.json, events.jsonl, verdict.json and the logs.
 
     state.json is `{"state": "running" | "finished", ...}`; a run whose controller has died without
-    a word stays `running` there, and `state` says `lost`.
+    a word stays `running` there, and `state` says `died`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,14 +104,9 @@ class RunDirectory:
         return {}
 
     @property
-    def state(self) -> str:
-        """running, finished, or lost: its controller died before it could say how the run ended."""
-        info = self.info()
-        state = str(info.get("state", "lost"))
-        if state == "running":
-            controller = info.get("controller")
-            return "running" if controller and lives(controller) else "lost"
-        return state
+    def state(self) -> RunState:
+        """running, finished, or died: its controller did before it could say how the run ended."""
+        return run_state(self.path) or "died"
 
     def read_json(self, name: str) -> Any:
         """What one of the directory's files holds; None where it is not there or not whole."""
@@ -167,26 +163,38 @@ class RunDirectory:
             write_json(self.path / "verdict.json", verdict.to_json())
             self._write_state(**self.info() | end)
 
-    def claim(self, created: float) -> None:
-        """Give to root what is root's.
+    def claim(self, since: float) -> None:
+        """Give to root what ranks in containers made, where root calls.
 
-        Nodes in containers never run ranks as root, so where root calls, what the ranks wrote in
-        the working directory belongs to the user that they ran as instead: files of that user that
-        changed since `created` (seconds since the epoch) are given to root. In another user's
-        folder only those in the run directory.
+        They never run as root, so what they made belongs to the user that they ran as instead:
+        files of that user that are new since then (seconds since the epoch) are given to root. In
+        another user's folder only those in the run directory.
         """
         if os.geteuid() != 0:
             return
         cwd = self.path.parent.parent
-        for folder, _, files in os.walk(cwd if cwd.stat().st_uid == 0 else self.path):
-            for path in (Path(folder), *(Path(folder) / name for name in files)):
-                with contextlib.suppress(OSError):
-                    found = path.lstat()
-                    if found.st_uid == UNPRIVILEGED and found.st_ctime >= created:
-                        os.lchown(path, 0, 0)
+        for path in _new_files(cwd if cwd.stat().st_uid == 0 else self.path, since):
+            with contextlib.suppress(OSError):
+                if path.lstat().st_uid == UNPRIVILEGED:
+                    os.lchown(path, 0, 0)
 
     def _write_state(self, **info: Any) -> None:
         write_json(self.path / "state.json", info)
+
+
+def _new_files(folder: Path, since: float) -> Iterator[Path]:
+    """What has been made or changed below a folder.
+
+    A file that is new has changed its folder too, so only the files of such folders are looked at.
+    """
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        changed = folder.lstat().st_ctime >= since
+        for entry in entries:
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if (changed or is_folder) and entry.stat(follow_symlinks=False).st_ctime >= since:
+                yield Path(entry.path)
+            if is_folder:
+                yield from _new_files(Path(entry.path), since)
 
 
 @contextlib.contextmanager

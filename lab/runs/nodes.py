@@ -101,7 +101,7 @@ def warm_up(topology: Topology, transport: Transport, cwd: Path) -> None:
 def connect(transport: Transport, node: Node, job: NodeJob, inbox: Inbox) -> AgentLink:
     """Start the agent of one node, hand it its job, and read it into the inbox from now on."""
     argv = [*transport.python(), "-P", "-m", "lab.node"]
-    env = {"LAB_RUN_DIR": job.run_dir}
+    env = {"LAB_RUN_ID": job.run_id, "LAB_RUN_DIR": job.run_dir}
     link = AgentLink(node, transport.start(node, argv, cwd="/", env=env))
     link.channel.send(job.to_json().encode() + b"\n")
     threading.Thread(target=_read, args=(link, inbox), daemon=True, name=node.name).start()

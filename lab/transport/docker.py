@@ -29,7 +29,6 @@ from lab.transport.image import chosen_requirements, ensure_image
 from lab.transport.labs import (
     PARALLEL,
     Lab,
-    collect_garbage,
     find_labs,
     list_labs,
     remove_lab,
@@ -41,7 +40,7 @@ from lab.transport.requirements import Requirements
 if TYPE_CHECKING:
     from docker import DockerClient
 
-__all__ = ["DockerTransport", "collect_garbage", "engine_answers", "list_labs"]
+__all__ = ["DockerTransport", "engine_answers", "list_labs"]
 
 
 class DockerTransport:
@@ -100,7 +99,7 @@ class DockerTransport:
                 container.node: spec.config for container in spec.containers
             }
             # Whatever a killed controller left is not to be relied on.
-            if lab.complete and as_asked and not lab.run_was_lost():
+            if lab.complete and as_asked and lab.run_state() != "died":
                 return
             self._refuse_to_replace(lab)
             progress(f"replacing the nodes of {lab.id}, which are not as asked for now")

@@ -1,4 +1,4 @@
-"""Labs that are there, seen from the engine alone: what `lab ps` lists and `lab gc` removes.
+"""Labs that are there, seen from the engine alone: what `lab ps` lists.
 
 Everything lab makes carries labels, so this needs no topology file, no state of its own, and finds
 what a controller left that was killed.
@@ -6,7 +6,6 @@ what a controller left that was killed.
 
 import contextlib
 import fcntl
-import json
 import os
 import platform
 import signal
@@ -18,12 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.errors import LabError
-from lab.node.processes import lives
-from lab.transport.base import Progress
 from lab.transport.containers import LABEL
 from lab.transport.engine import api_errors, connect
-from lab.transport.image import remove_image, stale_images
+from lab.transport.run_state import RunState, run_state
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -92,29 +88,14 @@ class Lab:
             "nodes": [{"name": n.name, "rank": n.rank, "state": n.state} for n in self.nodes],
         }
 
-    def run_goes_on(self) -> bool:
-        """Whether the run that brought it up has not ended, nor lost its controller."""
-        return self._controller_lives() is True
-
-    def run_was_lost(self) -> bool:
-        """Whether the controller of that run died in the middle of it."""
-        return self._controller_lives() is False
-
-    def _controller_lives(self) -> bool | None:
-        """None: there is no such run, or it has ended."""
+    def run_state(self) -> RunState | None:
+        """Where the run stands that brought it up; None: there is none, or nobody can say."""
         if self.run is None or not self.ours:
             return None
         try:
-            state = json.loads((self.workdir / "runs" / self.run / "state.json").read_text())
-            if state["state"] != "running":
-                return None
-            return lives(state["controller"])
-        except FileNotFoundError:
-            return None  # removed by the user, after its end
+            return run_state(self.workdir / "runs" / self.run)
         except PermissionError:
-            return True  # another user's: not ours to judge
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
+            return "running"  # another user's: not ours to judge
 
 
 def list_labs() -> list[dict[str, Any]]:
@@ -197,52 +178,6 @@ def _already_going() -> Iterator[None]:
     except APIError as error:
         if "already in progress" not in str(error.explanation):
             raise
-
-
-def collect_garbage(
-    dry_run: bool = False, progress: Progress = lambda _line: None, *, images: bool = False
-) -> list[str]:
-    """Remove what nobody will remove any more; returns one line for each thing, with the reason.
-
-    That is: labs whose run has lost its controller, whose working directory has gone, or of which
-    a part is missing or does not run, unless somebody is bringing them up just now; and where
-    `images` are asked for, those of nodes that the present code is not and no container uses
-    (another checkout may want them again).
-
-    Raises:
-        LabError: no engine answers.
-    """
-    client = connect()
-    removed = []
-    for lab in find_labs(client):
-        with workdir_lock(lab.workdir, wait=False) as locked:
-            reason = _why_garbage(lab) if locked else None
-            if reason is not None:
-                removed.append(f"lab {lab.id}: {reason}")
-                progress(removed[-1])
-                if not dry_run:
-                    try:
-                        remove_lab(client, lab)
-                    except LabError as error:  # the others can be removed all the same
-                        removed[-1] = f"nothing: {error}"
-    for tag in stale_images(client) if images else ():
-        removed.append(f"image {tag}: of other code than the present")
-        progress(removed[-1])
-        if not dry_run:
-            remove_image(client, tag)
-    return removed
-
-
-def _why_garbage(lab: Lab) -> str | None:
-    if lab.ours:
-        with contextlib.suppress(PermissionError):  # another user's: not ours to judge
-            if not lab.workdir.exists():
-                return f"its working directory {lab.workdir} has gone"
-        if lab.run_was_lost():
-            return f"the controller of its run {lab.run} has gone"
-    if not lab.complete and not lab.run_goes_on():
-        return f"only {lab.state}"
-    return None
 
 
 @contextlib.contextmanager

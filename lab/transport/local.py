@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lab.errors import UsageError
+from lab.node import leftovers
 from lab.topology import Node, Topology
 from lab.transport.base import Progress, StreamName
 from lab.transport.requirements import Requirements
@@ -26,8 +27,11 @@ CHUNK = 1 << 16
 class LocalChannel:
     """A subprocess, in a session of its own so that the terminal's Ctrl-C does not reach it."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], node: str, run_dir: str | None) -> None:
+        """`run_dir`: of which run this is the agent on that node, if it is one."""
         self._process = process
+        self._node = node
+        self._run_dir = run_dir
 
     def send(self, data: bytes) -> None:
         """See `Channel`."""
@@ -72,6 +76,14 @@ class LocalChannel:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        if self._process.returncode < 0 and self._run_dir is not None:
+            leftovers.end(  # which an agent that was killed could not end itself
+                [
+                    process
+                    for process in leftovers.labelled()
+                    if (process.run_dir, process.node) == (self._run_dir, self._node)
+                ]
+            )
 
 
 class LocalTransport:
@@ -122,7 +134,9 @@ class LocalTransport:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-            )
+            ),
+            node.name,
+            (env or {}).get("LAB_RUN_DIR"),
         )
 
     def _environment(self) -> dict[str, str]:

@@ -225,7 +225,7 @@ def test_a_killed_controller_takes_its_ranks_along(lab: Lab) -> None:
     running.wait()
     assert living(lab) == []
     shown = json.loads(lab("ps", "--json").stdout)["runs"]
-    assert [run["state"] for run in shown] == ["lost"]
+    assert [run["state"] for run in shown] == ["died"]
 
 
 def test_logs_of_a_run(lab: Lab) -> None:

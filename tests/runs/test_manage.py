@@ -118,7 +118,7 @@ def test_a_lost_run(lab: Lab) -> None:
     run_id = detached(lab, lab.script(SLEEP))
     os.kill(shown(lab)["controller"]["pid"], signal.SIGKILL)
     wait_for_end(lab, run_id)
-    assert shown(lab)["state"] == "lost"
+    assert shown(lab)["state"] == "died"
     assert "its controller was killed" in lab("show").stdout
     done = lab("stop", run_id)
     assert done.returncode == 2

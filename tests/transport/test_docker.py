@@ -19,8 +19,9 @@ from lab.node.processes import this_process
 from lab.topology import Topology
 from lab.transport import labs
 from lab.transport.containers import LABEL
-from lab.transport.docker import DockerTransport, collect_garbage, list_labs
+from lab.transport.docker import DockerTransport, list_labs
 from lab.transport.engine import connect
+from lab.transport.garbage import collect_garbage, why_garbage
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 DROPPED = "0000000000000000"
@@ -528,7 +529,7 @@ def test_another_machines_lab_is_judged_by_its_nodes_only(nodes: Nodes) -> None:
     found.nodes.append(labs.LabNode("n", 0, "running", "id", ""))
     found.networks.append("id")
     assert found.host != platform.node()
-    assert labs._why_garbage(found) is None
+    assert why_garbage(found) is None
 
 
 # The engine

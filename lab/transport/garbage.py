@@ -1,0 +1,134 @@
+"""`lab gc`: what nobody will remove any more, and its removal."""
+
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab.errors import LabError
+from lab.node.leftovers import Labelled, end, labelled
+from lab.transport.base import Progress
+from lab.transport.containers import ENTRYPOINT, PYTHON
+from lab.transport.engine import connect
+from lab.transport.image import remove_image, stale_images
+from lab.transport.labs import Lab, LabNode, find_labs, remove_lab, workdir_lock
+from lab.transport.run_state import run_state
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+ROUNDS = 3
+"""How often to look again for what was started while others were being ended."""
+
+
+def end_leftovers(dry_run: bool = False, *, run: Path | None = None) -> list[str]:
+    """End this user's processes on this machine whose run is over; one line for each.
+
+    With `run`, only what is left of the run with that directory.
+    """
+
+    def find() -> list[Labelled]:
+        over = _of_runs_that_are_over(labelled())
+        return [process for process in over if run is None or Path(process.run_dir) == run]
+
+    return _end_all(find, end, dry_run)
+
+
+def collect_garbage(
+    dry_run: bool = False, progress: Progress = lambda _line: None, *, images: bool = False
+) -> list[str]:
+    """Remove what nobody will remove any more; returns one line for each thing, with the reason.
+
+    That is: labs whose run has lost its controller, whose working directory has gone, or of which
+    a part is missing or does not run, unless somebody is bringing them up just now; on the nodes of
+    the others, processes of runs that are over; and where `images` are asked for, those of nodes
+    that the present code is not and no container uses (another checkout may want them again).
+
+    Raises:
+        LabError: no engine answers.
+    """
+    client = connect()
+    removed = []
+    for lab in find_labs(client):
+        with workdir_lock(lab.workdir, wait=False) as locked:
+            reason = why_garbage(lab) if locked else None
+            if reason is not None:
+                removed.append(f"lab {lab.id}: {reason}")
+                progress(removed[-1])
+                if not dry_run:
+                    try:
+                        remove_lab(client, lab)
+                    except LabError as error:  # the others can be removed all the same
+                        removed[-1] = f"nothing: {error}"
+        if reason is None and lab.ours:
+            for node in lab.nodes:
+                removed += _end_leftovers_on(client, node, dry_run)
+    for tag in stale_images(client) if images else ():
+        removed.append(f"image {tag}: of other code than the present")
+        progress(removed[-1])
+        if not dry_run:
+            remove_image(client, tag)
+    return removed
+
+
+def why_garbage(lab: Lab) -> str | None:
+    """Why nobody will remove a lab any more; None: somebody may."""
+    if lab.ours:
+        with contextlib.suppress(PermissionError):  # another user's: not ours to judge
+            if not lab.workdir.exists():
+                return f"its working directory {lab.workdir} has gone"
+        if lab.run_state() == "died":
+            return f"the controller of its run {lab.run} has gone"
+    if not lab.complete and lab.run_state() != "running":
+        return f"only {lab.state}"
+    return None
+
+
+def _of_runs_that_are_over(processes: Sequence[Labelled]) -> list[Labelled]:
+    over = []
+    for process in processes:
+        with contextlib.suppress(PermissionError):
+            if run_state(Path(process.run_dir)) in ("died", "finished"):
+                over.append(process)
+    return over
+
+
+def _end_all(
+    find: Callable[[], list[Labelled]], end_them: Callable[[list[Labelled]], None], dry_run: bool
+) -> list[str]:
+    told: dict[Labelled, str] = {}
+    for _ in range(ROUNDS):
+        found = find()
+        for one in found:
+            where = f" on {one.node}" if one.node else ""
+            run = Path(one.run_dir).name
+            told[one] = f"process {one.pid}{where}: {one.command[:80]}, of run {run}, which is over"
+        if dry_run or not found:
+            break
+        end_them(found)
+    return list(told.values())
+
+
+def _end_leftovers_on(client: "DockerClient", node: LabNode, dry_run: bool) -> list[str]:
+    """The same in a container, where only its own processes are seen."""
+    from docker.errors import APIError
+
+    def call(*arguments: str) -> str:
+        api: Any = client.api
+        argv = [ENTRYPOINT, PYTHON, "-P", "-m", "lab.node.leftovers", *arguments]
+        created = api.exec_create(node.container_id, argv, user="0:0", stderr=False)
+        return str(api.exec_start(created["Id"]).decode())
+
+    def find() -> list[Labelled]:
+        found = [Labelled(**fields) for fields in json.loads(call())]
+        return _of_runs_that_are_over(found)
+
+    def end_them(processes: list[Labelled]) -> None:
+        call(json.dumps([asdict(process) for process in processes]))
+
+    try:
+        return _end_all(find, end_them, dry_run)
+    except (APIError, ValueError):  # it goes down just now, or is of other code than ours
+        return []
