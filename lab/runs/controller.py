@@ -96,8 +96,7 @@ class RunController:
         try:
             verdict = self._attempts()
             if verdict.first is not None:
-                where = self.topology.on, self.job.start_folder
-                verdict = replace(verdict, hint=hint_for(verdict.first, *where))
+                verdict = replace(verdict, hint=hint_for(verdict.first, self.job))
             self._finish(verdict)
             if verdict.kind == "interrupted":
                 self.transport.release()
@@ -176,6 +175,7 @@ class RunController:
 
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.signal(number, interrupt) for number in numbers}
+        self._interrupts.count += interrupts.count()  # one whose exception was lost until now
 
         def restore() -> None:
             for number, handler in before.items():

@@ -1,12 +1,15 @@
 """What to do about failures that have one usual cause."""
 
 import re
+import shlex
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+from importlib import metadata
 
+from lab.runs.job import Job
 from lab.runs.verdict import Failure
 
+_NEW_FILE = "requirements.txt"
 PACKAGES: Mapping[str, str] = {
     "Crypto": "pycryptodome",
     "Levenshtein": "python-Levenshtein",
@@ -61,19 +64,35 @@ NO_GPU_SIGNS = (
 """What torch says where a script wants a GPU and there is none."""
 
 
-def hint_for(failure: Failure, on: str, folder: Path) -> str | None:
+CUDA_BUILD_SIGNS = (
+    "libcudart.so",
+    "libtorch_cuda.so",
+    "operator torchaudio::",
+    "operator torchvision::",
+)
+"""What is said where a package was built for torch with CUDA, and torch is the CPU build."""
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+"""PyTorch's own index of CPU builds; docker/install-torch takes torch from it."""
+
+
+def hint_for(failure: Failure, job: Job) -> str | None:
     """One line that says what to do; None where nobody can know.
 
     Args:
         failure: the first real failure of a run.
-        on: the kind of place it ran in.
-        folder: where the ranks started.
+        job: what the run was to do.
     """
     if failure.exception is None or failure.message is None:
         return None
     missing = re.match(r"No module named '?([\w.]+)'?", failure.message)
     if missing and failure.exception in ("ModuleNotFoundError", "ImportError"):
-        return _missing_module(missing[1], on, folder)
+        return _missing_module(missing[1], job)
+    if any(sign in failure.message for sign in CUDA_BUILD_SIGNS):
+        return (
+            "a package is there in its build for CUDA, and the nodes' torch is the CPU build: put "
+            f"the line --extra-index-url {CPU_INDEX} into {job.requirements or _NEW_FILE}, whose "
+            "builds are preferred then"
+        )
     if any(sign in failure.message for sign in NO_GPU_SIGNS):
         where = f"{failure.file}:{failure.line}" if failure.file else "the script"
         return (
@@ -83,8 +102,9 @@ def hint_for(failure: Failure, on: str, folder: Path) -> str | None:
     return None
 
 
-def _missing_module(name: str, on: str, folder: Path) -> str:
+def _missing_module(name: str, job: Job) -> str:
     top = name.partition(".")[0]
+    folder = job.start_folder
     if top in sys.stdlib_module_names:
         return f"{top} is part of Python, but of a Python built without it on that node"
     own = [path for path in (folder / top, folder / f"{top}.py") if path.exists()]
@@ -93,10 +113,19 @@ def _missing_module(name: str, on: str, folder: Path) -> str:
             f"{own[0]} is there, but Python looks beside the script: "
             f"run it as a module (-m), or add --env PYTHONPATH={folder}"
         )
-    package = PACKAGES.get(name) or PACKAGES.get(top) or top.replace("_", "-")
-    if on == "docker":
-        cure = f"put {package} into a file and build it into the nodes: lab build --requirements"
-        return f"the module {name} is in the package {package}; {cure} FILE"
+    package = package_of(name)
+    file = shlex.quote(str(job.requirements or _NEW_FILE))
     return (
-        f"the module {name} is in the package {package}: {sys.executable} -m pip install {package}"
+        f"the module {name} is in the package {package}: "
+        f"echo {package} >> {file}; lab run --requirements {file} ..."
     )
+
+
+def package_of(module: str) -> str:
+    """The package that most likely has a module: by our table, else as installed here."""
+    top = module.partition(".")[0]
+    known = PACKAGES.get(module) or PACKAGES.get(top)
+    if known is not None:
+        return known
+    installed = metadata.packages_distributions().get(top, ())
+    return installed[0] if len(installed) == 1 else top.replace("_", "-")

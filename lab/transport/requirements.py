@@ -16,7 +16,7 @@ _UNREACHABLE = re.compile(
 )
 _FROM_FILE = re.compile(r" \(from (-r|line) .*?requirements\.txt.*")
 """Where a requirement stood, in a file of lab's own."""
-_BUILD_PREFIX = re.compile(r"^#\d+ [\d.]+ ")
+_BUILD_PREFIX = re.compile(r"^#\d+ [\d.]+ ?")
 """What BuildKit puts in front of each line of a step."""
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.runs.hints import hint_for
+from lab.runs.job import Job
 from lab.runs.verdict import Failure
 from tests.conftest import Lab
 
@@ -25,8 +26,12 @@ def last_line(lab: Lab, text: str, *options: str) -> str:
 
 def test_a_missing_module_is_named_with_its_package(lab: Lab) -> None:
     last = last_line(lab, "import definitely_not_there.sub")
-    assert "the module definitely_not_there is in the package definitely-not-there:" in last
-    assert last.endswith("-m pip install definitely-not-there")
+    assert "the module definitely_not_there.sub" not in last
+    assert last.endswith(
+        "the module definitely_not_there is in the package definitely-not-there: "
+        "echo definitely-not-there >> requirements.txt; "
+        "lab run --requirements requirements.txt ..."
+    )
 
 
 def test_a_module_of_ones_own_that_is_elsewhere(lab: Lab) -> None:
@@ -50,25 +55,40 @@ def test_nccl_in_a_real_torch(lab: Lab) -> None:
     assert "script.py:3 asks for CUDA or nccl" in last
 
 
+def raised(exception: str, message: str) -> Failure:
+    return Failure(0, "node0", "exception", 1, exception=exception, message=message)
+
+
 @pytest.mark.parametrize(
-    ("module", "on", "words"),
+    ("module", "requirements", "words"),
     [
-        ("cv2", "local", "pip install opencv-python-headless"),
-        ("google.protobuf", "docker", "put protobuf into a file"),
-        ("sklearn.tree", "docker", "lab build --requirements FILE"),
-        ("_lzma", "local", "part of Python"),
+        ("cv2", None, "echo opencv-python-headless >> requirements.txt;"),
+        ("google.protobuf", "my.txt", "echo protobuf >> my.txt; lab run --requirements my.txt"),
+        ("sklearn.tree", "a b.txt", "echo scikit-learn >> 'a b.txt';"),
+        ("PIL", None, "the package pillow:"),
+        ("_pytest", None, "the package pytest:"),  # it is installed here under that name
+        ("no_such_thing.at_all", None, "the package no-such-thing:"),
+        ("_lzma", None, "part of Python"),
     ],
 )
-def test_packages(module: str, on: str, words: str, tmp_path: Path) -> None:
-    said = f"No module named '{module}'"
-    failure = Failure(0, "node0", "exception", 1, exception="ModuleNotFoundError", message=said)
-    assert words in (hint_for(failure, on, tmp_path) or "")
+def test_packages(module: str, requirements: str | None, words: str, tmp_path: Path) -> None:
+    file = None if requirements is None else Path(requirements)
+    job = Job(command=("a.py",), cwd=tmp_path, requirements=file)
+    failure = raised("ModuleNotFoundError", f"No module named '{module}'")
+    assert words in (hint_for(failure, job) or "")
+
+
+def test_a_package_built_for_cuda(tmp_path: Path) -> None:
+    job = Job(command=("a.py",), cwd=tmp_path, requirements=Path("mine.txt"))
+    failure = raised("RuntimeError", "operator torchvision::nms does not exist")
+    assert "--extra-index-url" in (hint_for(failure, job) or "")
+    assert "into mine.txt" in (hint_for(failure, job) or "")
 
 
 def test_no_hint_where_nobody_can_know(tmp_path: Path) -> None:
-    failure = Failure(0, "n", "exception", 1, exception="ValueError", message="No module named 'x'")
-    assert hint_for(failure, "local", tmp_path) is None
-    assert hint_for(Failure(0, "n", "exit", 3), "local", tmp_path) is None
+    job = Job(command=("a.py",), cwd=tmp_path)
+    assert hint_for(raised("ValueError", "No module named 'x'"), job) is None
+    assert hint_for(Failure(0, "n", "exit", 3), job) is None
 
 
 def test_more_ranks_than_cores_are_warned_of(lab: Lab) -> None:
