@@ -21,6 +21,11 @@ def catch() -> None:
     signal.signal(signal.SIGINT, _interrupt)
 
 
+def count() -> int:
+    """How many there have been."""
+    return _count
+
+
 def check() -> None:
     """Do not go on after a Ctrl-C.
 
