@@ -37,9 +37,13 @@ class Prefixes:
     """`[rank node] ` for every rank, aligned and coloured by rank."""
 
     def __init__(self, nodes_of_ranks: Mapping[int, str]) -> None:
-        self._nodes = nodes_of_ranks
+        self._nodes = dict(nodes_of_ranks)
         self._rank_width = len(str(max(nodes_of_ranks, default=0)))
         self._node_width = max((len(node) for node in nodes_of_ranks.values()), default=0)
+
+    def place(self, rank: int, node: str) -> None:
+        """Tell where a rank is: torchrun may number the nodes as it likes."""
+        self._nodes[rank] = node
 
     def of(self, rank: int, colour: bool) -> str:
         """The prefix of one rank's lines."""
@@ -88,8 +92,15 @@ class RunConsole:
         if message["type"] == "stop" and message["because"] != "failure" and message["grace"]:
             text = f"ending the ranks, which have {message['grace']:g} s; Ctrl-C ends them at once"
             print(f"lab: {text}", file=sys.stderr, flush=True)
+        if message["type"] == "started":
+            self._prefixes.place(message["rank"], message["node"])
         if message["type"] == "restart":
-            print(f"lab: {message['because']}: beginning again", file=sys.stderr, flush=True)
+            size = f" with {message['size']}" if "size" in message else ""
+            text = f"{message['because']}: beginning again{size}"
+            print(f"lab: {text}", file=sys.stderr, flush=True)
+        if message["type"] == "lost":
+            text = f"{message['node']} is lost ({message['message']}); the others go on without it"
+            print(f"lab: {text}", file=sys.stderr, flush=True)
         if message["type"] == "exit":  # whatever it has not ended with a line break
             for stream in ("out", "err"):
                 lines = self._lines.pop((message["rank"], stream), None)

@@ -108,11 +108,15 @@ def run(
         ),
     ] = None,
     max_restarts: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=0, metavar="N", help="Begin again after a failure, at most N times: all ranks."
+            min=0,
+            metavar="N",
+            help="Begin again after a failure, at most N times: all ranks. Default: 0; "
+            "with --min-nodes as many as nodes may be lost.",
+            show_default=False,
         ),
-    ] = 0,
+    ] = None,
     cold: Annotated[
         bool, typer.Option("--cold", help="Start ranks from nothing, not from a warm process.")
     ] = False,
@@ -229,7 +233,7 @@ def execute(
     *,
     grace: float = 30.0,
     timeout: float | None = None,
-    max_restarts: int = 0,
+    max_restarts: int | None = None,
     stdin: "Stdin | None" = None,
     quiet: bool = False,
 ) -> "tuple[RunController, Verdict]":

@@ -28,7 +28,7 @@ GONE_PATIENCE = 1.0
 AGENT_PATIENCE = 10.0
 """Seconds for an agent to end after the last of its ranks had to."""
 
-Reason = Literal["failure", "interrupt", "timeout"]
+Reason = Literal["failure", "interrupt", "timeout", "end"]
 """Why the ranks are ended."""
 
 
@@ -149,7 +149,7 @@ class Attempt:
         while any(not link.done for link in self._links.values()):
             self._receive()
             now = time.monotonic()
-            stop_at = self._failures.stop_at
+            stop_at = self._stop_at
             if self._interrupts.count > self._obeyed_interrupts:
                 self._obeyed_interrupts = self._interrupts.count
                 self._stop("interrupt", self._grace if self._interrupts.count == 1 else 0.0)
@@ -163,6 +163,11 @@ class Attempt:
                 self._silent = tuple(n for n, link in self._links.items() if not link.done)
                 return
 
+    @property
+    def _stop_at(self) -> float | None:
+        """When to end the ranks for a failure, if there was one (monotonic clock)."""
+        return self._failures.stop_at
+
     def _only_dead(self, now: float) -> bool:
         """Whether the nodes that have not ended yet do not run at all (paused, say)."""
         if now < self._look_at:
@@ -172,13 +177,16 @@ class Attempt:
         return not any(self._transport.alive(link.node) for link in left)
 
     def _is_too_late(self, now: float) -> bool:
-        if self._timeout is None or self._stopped or self._failures.stop_at is not None:
+        if self._timeout is None or self._stopped or self._stop_at is not None:
             return False
-        return bool(self._alive) and now - self._started_at > self._timeout
+        return self._is_running() and now - self._started_at > self._timeout
+
+    def _is_running(self) -> bool:
+        return bool(self._alive)
 
     def _stop(self, because: Reason, grace: float) -> None:
         if not self._stopped:
-            self._ended = set(self._alive)
+            self._ended |= self._alive
         self._stopped = True
         self._failures.close()
         self._give_up_at = time.monotonic() + grace + AGENT_PATIENCE
@@ -226,11 +234,6 @@ class Attempt:
         if message["code"] != 0:
             self._failures.on_exit(link.node.name, message)
 
-    def _on_torchrun(self, link: AgentLink, message: Message) -> None:
-        """The ranks' own failures came before; torchrun may have one of its own."""
-        if message["code"] != 0 and self._failures.first is None:
-            self._lose(link, "agent-error", f"torchrun ended: {message['message']}")
-
     def _on_error(self, link: AgentLink, message: Message) -> None:
         self._lose(link, "agent-error", message["message"])
 
@@ -257,10 +260,17 @@ class Attempt:
 
     def _lose(self, link: AgentLink, kind: Kind, reason: str) -> None:
         """A node on which no rank can run any more."""
-        first_rank = min(r.rank for r in self._topology.ranks() if r.node == link.node)
-        self._failures.on_lost(Failure(first_rank, link.node.name, kind, 1, message=reason))
+        rank = self._first_rank(link.node)
+        self._failures.on_lost(Failure(rank, link.node.name, kind, 1, message=reason))
+
+    def _first_rank(self, node: Node) -> int:
+        return min(rank.rank for rank in self._topology.ranks() if rank.node == node)
 
     # Judging
+
+    @property
+    def _world_size(self) -> int:
+        return self._topology.world_size
 
     def _judge(self) -> Verdict:
         first = self._failures.first
@@ -275,7 +285,7 @@ class Attempt:
             kind, code = "timeout", EXIT_TIMEOUT
             summary = f"not done after {self._timeout:g} s (--timeout)"
         else:
-            ranks = self._topology.world_size
+            ranks = self._world_size
             kind, code = "ok", 0
             seconds = time.monotonic() - self._started_at
             summary = f"{ranks} rank{'s' * (ranks > 1)} ended well in {seconds:.1f} s"

@@ -11,6 +11,7 @@ from lab import interrupts
 from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, LabError
 from lab.node.protocol import Message
 from lab.runs.attempt import Attempt, Interrupts, Listener
+from lab.runs.elastic import ElasticAttempt, TorchrunAttempt
 from lab.runs.directory import RunDirectory, RunFiles
 from lab.runs.hints import hint_for
 from lab.runs.job import Job
@@ -39,7 +40,7 @@ class RunController:
         listeners: Sequence[Listener] = (),
         grace: float = 30.0,
         timeout: float | None = None,
-        max_restarts: int = 0,
+        max_restarts: int | None = None,
         stdin: Stdin | None = None,
     ) -> None:
         """A run of a topology.
@@ -51,7 +52,8 @@ class RunController:
             listeners: who is told what happens.
             grace: seconds between SIGTERM and SIGKILL for the ranks after Ctrl-C or `timeout`.
             timeout: seconds that the ranks may take; None: as long as they like.
-            max_restarts: how often to begin again after a failure.
+            max_restarts: how often to begin again after a failure; None: as often as the job's
+                `min_nodes` lets nodes be lost, since torchrun counts that as well.
             stdin: what rank 0 may read; None: nothing.
         """
         self.topology = topology
@@ -59,7 +61,7 @@ class RunController:
         self.transport = transport
         self.grace = grace
         self.timeout = timeout
-        self.max_restarts = max_restarts
+        self.max_restarts = job.spare_nodes(topology) if max_restarts is None else max_restarts
         self._stdin = stdin
         self._created = time.time()
         self.directory = RunDirectory.create(topology, job)
@@ -116,7 +118,7 @@ class RunController:
         restarts = 0
         ports_taken = 0
         while True:
-            attempt = Attempt(
+            attempt = self._kind_of_attempt()(
                 self.topology,
                 self.transport,
                 self,
@@ -137,11 +139,21 @@ class RunController:
                 ports_taken += 1
                 if ports_taken >= PORT_TRIES:
                     return verdict
-            elif restarts < self.max_restarts and verdict.kind != "agent-error":
+            elif restarts < self._own_restarts and verdict.kind != "agent-error":
                 restarts += 1
             else:
                 return verdict
             self.event({"type": "restart", "count": restarts, "because": verdict.summary})
+
+    def _kind_of_attempt(self) -> type[Attempt]:
+        if self.job.min_nodes is not None:
+            return ElasticAttempt
+        return TorchrunAttempt if self.job.engine == "torchrun" else Attempt
+
+    @property
+    def _own_restarts(self) -> int:
+        """How often to begin again with new agents; with `min_nodes` torchrun does so itself."""
+        return self.max_restarts if self.job.min_nodes is None else 0
 
     def _finish(self, verdict: Verdict) -> None:
         if self.topology.on == "docker":

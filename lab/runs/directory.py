@@ -214,17 +214,17 @@ class RunFiles:
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._files: dict[tuple[int, str], FileIO] = {}
+        self._files: dict[tuple[str, int, str], FileIO] = {}
         self._events = (run.path / "events.jsonl").open("wb", buffering=0)
 
     def log(self, node: str, rank: int, stream: str, text: str) -> None:
         """Append to `<node>/rank<rank>.<stream>`, byte for byte what the rank wrote."""
         left = memoryview(text.encode("utf-8", "surrogateescape"))
         with _explained(self._run.path):
-            file = self._files.get((rank, stream))
+            file = self._files.get((node, rank, stream))
             if file is None:
                 file = log_path(self._run, node, rank, stream).open("ab", buffering=0)
-                self._files[rank, stream] = file
+                self._files[node, rank, stream] = file
             while left:  # a disk that is nearly full takes a part
                 left = left[file.write(left) :]
 

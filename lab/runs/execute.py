@@ -22,7 +22,7 @@ def execute(
     *,
     grace: float = 30.0,
     timeout: float | None = None,
-    max_restarts: int = 0,
+    max_restarts: int | None = None,
     stdin: Stdin | None = None,
     prepare: Callable[[Path], None] | None = None,
 ) -> tuple[RunController, Verdict]:

@@ -67,6 +67,10 @@ class Failures:
         stop_at = time.monotonic() + patience
         self.stop_at = stop_at if self.stop_at is None else min(self.stop_at, stop_at)
 
+    def has_other_than(self, rank: int) -> bool:
+        """Whether something failed, and not this rank."""
+        return rank not in self._by_rank and self.first is not None
+
     @property
     def lost(self) -> Failure | None:
         """The first node that cannot take part any more."""

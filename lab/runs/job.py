@@ -46,6 +46,10 @@ class Job(BaseModel):
         """The working directory of the ranks."""
         return self.start or self.cwd
 
+    def spare_nodes(self, topology: Topology) -> int:
+        """How many nodes may be lost."""
+        return 0 if self.min_nodes is None else topology.nnodes - self.min_nodes
+
     @classmethod
     def from_command_line(
         cls,

@@ -96,6 +96,8 @@ class Verdict:
     """What to do about it, where that is known."""
     silent: tuple[str, ...] = ()
     """Nodes that did not answer when they were told to end their ranks."""
+    lost_nodes: tuple[str, ...] = ()
+    """Nodes that the job went on without (`--min-nodes`)."""
     seconds: float = 0.0
     """From the start of the ranks to the end of the last."""
     max_rss_kib: dict[str, int] = field(default_factory=dict)
