@@ -11,8 +11,8 @@ from lab import interrupts
 from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, LabError
 from lab.node.protocol import Message
 from lab.runs.attempt import Attempt, Interrupts, Listener
-from lab.runs.elastic import ElasticAttempt, TorchrunAttempt
 from lab.runs.directory import RunDirectory, RunFiles
+from lab.runs.elastic import ElasticAttempt, TorchrunAttempt
 from lab.runs.hints import hint_for
 from lab.runs.job import Job
 from lab.runs.nodes import node_jobs

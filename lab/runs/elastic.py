@@ -24,7 +24,7 @@ class TorchrunAttempt(Attempt):
             super()._on_exit(link, message)
 
     def _on_torchrun(self, link: AgentLink, message: Message) -> None:
-        """torchrun has ended. If ranks failed, that was told before."""
+        """Take note of the end of a torchrun. If ranks failed, that was told before."""
         if message["code"] != 0 and self._failures.first is None:
             self._lose(link, "agent-error", f"torchrun ended: {message['message']}")
 

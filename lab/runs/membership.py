@@ -39,9 +39,8 @@ class Membership:
 
     def on_started(self, message: Message) -> bool:
         """A rank has started; whether it is the first of another world than those before had."""
-        world = message["world"]
-        before, self._world = self._world, world
-        is_next = before is not None and before["master"] != world["master"]
+        before, self._world = self._world, dict(message["world"])
+        is_next = before is not None and bool(before["master"] != self._world["master"])
         if is_next:
             self._places.clear()
             self._ended_well.clear()
