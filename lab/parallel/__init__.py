@@ -1,6 +1,7 @@
 """Data-parallel training from scratch, in PyTorch alone. Usable without the rest of lab."""
 
 from lab.parallel.ddp import DDP, DistributedDataParallel
+from lab.parallel.fsdp import FSDP, FullyShardedDataParallel
 from lab.parallel.minimal import (
     MinimalDDP,
     all_reduce_grads_,
@@ -13,7 +14,9 @@ from lab.parallel.zero import ZeroRedundancyOptimizer
 
 __all__ = [
     "DDP",
+    "FSDP",
     "DistributedDataParallel",
+    "FullyShardedDataParallel",
     "MinimalDDP",
     "SyncBatchNorm",
     "ZeroRedundancyOptimizer",

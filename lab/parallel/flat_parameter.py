@@ -1,0 +1,245 @@
+"""A flat parameter: parameters of one unit in one flat tensor, of which each rank keeps one N-th.
+
+    parameters   [3, 2] [3] [5]         flatten
+    full         a a a a a a b b b c c c c c 0 0     and pad with zeros to a multiple of N
+    shard        rank 0's    | rank 1's              slice: all that a rank keeps
+
+`gather` fetches the other shards into `full`, whose views are the parameters that a forward sees;
+`free` gives the memory back. Their gradients are collected in a tensor of the same layout, and
+`reduce` gives each rank the sum of its N-th: an all-to-all, then a sum in rank order, so that it is
+bitwise what one process gets that accumulates the ranks' batches one after another.
+
+On the wire each of both moves (N-1)/N of the full tensor per rank. gloo's own reduce-scatter is an
+all-reduce, which moves twice as much.
+
+Sources: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023,
+https://arxiv.org/abs/2304.11277, and torch/distributed/fsdp/_flat_param.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lab.parallel.meter import Meter
+
+ALIGNMENT = 64
+"""Bytes. Each parameter begins where a tensor of its own might: kernels may compute other bits, or
+slowly, on other addresses. The gaps are padding and stay zero."""
+
+
+@dataclass
+class Slot:
+    """One parameter's place in the flat tensor."""
+
+    name: str
+    """Within the unit."""
+    owners: list[tuple[nn.Module, str]]
+    """Where modules hold it: several for tied weights."""
+    shape: torch.Size
+    stride: tuple[int, ...]
+    start: int
+    """First element within the full tensor."""
+    sharded: nn.Parameter
+    """[elements of it in this rank's shard], maybe none: what the optimiser sees. The object that
+    the module had at first."""
+    place: slice = field(default_factory=lambda: slice(0, 0))
+    """Of these within the shard."""
+    offset: int = 0
+    """Of the first of these within the parameter."""
+    unsharded: nn.Parameter = field(init=False)
+    """[shape], a view of the full tensor: what forward sees."""
+
+    def view(self, full: Tensor) -> Tensor:
+        """This parameter's part of a tensor of the full layout, in its shape and memory order."""
+        return full.as_strided(self.shape, self.stride, self.start)
+
+
+class FlatParameter:
+    """Parameters of one dtype and device, which all need gradients or all do not."""
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        group: dist.ProcessGroup | None,
+        *,
+        compute_dtype: torch.dtype,
+        reduce_dtype: torch.dtype,
+        meter: Meter,
+    ) -> None:
+        """Keep this rank's part of the parameters; the rest of their memory is given back.
+
+        Args:
+            slots: with whole parameters as `sharded`, which become parts here.
+            group: the ranks that share them.
+            compute_dtype: of the full tensor, and on the wire.
+            reduce_dtype: of gradients on the wire.
+            meter: counts bytes.
+        """
+        self.slots = list(slots)
+        self.group = group
+        self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self.reduce_dtype = reduce_dtype
+        self.meter = meter
+        first = self.slots[0].sharded
+        self.trained = first.requires_grad
+        self.dtype, self.device = first.dtype, first.device
+
+        grain = max(1, ALIGNMENT // first.element_size())
+        end = 0
+        self.gaps: list[slice] = []
+        """Padding: between parameters and at the end."""
+        for slot in self.slots:
+            slot.start = -(-end // grain) * grain
+            self.gaps.append(slice(end, slot.start))
+            end = slot.start + slot.sharded.numel()
+        self.length = max(1, -(-end // self.size))
+        """Elements of a shard: ceil(padded / N)."""
+        self.gaps.append(slice(end, self.size * self.length))
+        self.gaps = [gap for gap in self.gaps if gap.start < gap.stop]
+
+        self.shard = torch.zeros(self.length, dtype=self.dtype, device=self.device)
+        for slot in self.slots:
+            self._cut(slot)
+
+        # Its memory goes at once; the views stay and get new memory with each gather.
+        full = torch.empty(self.size * self.length, dtype=compute_dtype, device=self.device)
+        for slot in self.slots:
+            slot.unsharded = nn.Parameter(slot.view(full), requires_grad=self.trained)
+        # Without autograd's version counter: a gather gives saved tensors back what they had.
+        self.full = full.data
+        self.gathered = False
+        """The full tensor has memory, and its values are there or on the way."""
+        self._gathering: dist.Work | None = None
+        self.full.untyped_storage().resize_(0)
+
+        self.gradients: Tensor | None = None
+        """[N x length] in the reduce dtype: what this rank's backward gave so far."""
+        self.collected: set[int] = set()
+        """Numbers of the slots that have some there."""
+        self._reducing: tuple[dist.Work, Tensor] | None = None
+
+    def _cut(self, slot: Slot) -> None:
+        """Move this rank's part of a whole parameter into the shard."""
+        whole = slot.sharded.detach()
+        low, high = self.rank * self.length, (self.rank + 1) * self.length
+        start = min(max(low - slot.start, 0), whole.numel())
+        end = min(max(high - slot.start, 0), whole.numel())
+        slot.offset = start
+        place = max(slot.start - low, 0)
+        slot.place = slice(place, place + end - start) if start < end else slice(0, 0)
+        part = self.shard[slot.place]
+        part.copy_(in_memory_order(whole, slot.stride)[start:end])
+        slot.sharded.grad = None
+        slot.sharded.data = part
+
+    # Parameters.
+
+    def start_gather(self) -> None:
+        """Begin to fetch the other ranks' shards. A collective, in the background."""
+        if not self.gathered:
+            self.gathered = True
+            self.full.untyped_storage().resize_(self.full.numel() * self.full.element_size())
+            self.meter.parameters.add(self.full.nbytes)
+        mine = self.shard.to(self.full.dtype)
+        parts = list(self.full.split(self.length))
+        self._gathering = dist.all_gather(parts, mine, group=self.group, async_op=True)
+        self.meter.sent_bytes += (self.size - 1) * mine.nbytes
+
+    def finish_gather(self) -> None:
+        """Wait until the full tensor is there."""
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering = None
+
+    def free(self) -> None:
+        """Give the full tensor's memory back."""
+        self.finish_gather()
+        if self.gathered:
+            self.gathered = False
+            self.full.untyped_storage().resize_(0)
+            self.meter.parameters.add(-self.full.nbytes)
+
+    # Gradients.
+
+    def collect(self, number: int) -> None:
+        """Move a slot's gradient from its parameter to the flat tensor, or add it there."""
+        slot = self.slots[number]
+        gradient = slot.unsharded.grad
+        assert gradient is not None
+        slot.unsharded.grad = None
+        if self.gradients is None:
+            self.gradients = self.full.new_empty(self.full.shape, dtype=self.reduce_dtype)
+            self.meter.gradients.add(self.gradients.nbytes)
+        view = slot.view(self.gradients)
+        if number in self.collected:
+            view.add_(gradient)
+        else:
+            view.copy_(gradient)
+            self.collected.add(number)
+
+    def start_reduce(self) -> None:
+        """Begin to send each rank its N-th of the gradients. A collective, in the background.
+
+        A parameter without a gradient counts as zeros.
+        """
+        gradients = self.gradients
+        if gradients is None:
+            gradients = self.full.new_empty(self.full.shape, dtype=self.reduce_dtype)
+            self.meter.gradients.add(gradients.nbytes)
+        for number, slot in enumerate(self.slots):
+            if number not in self.collected:
+                slot.view(gradients).zero_()
+        for gap in self.gaps:
+            gradients[gap].zero_()
+        contributions = torch.empty_like(gradients)
+        self.meter.gradients.add(contributions.nbytes)
+        work = dist.all_to_all_single(contributions, gradients, group=self.group, async_op=True)
+        self.meter.sent_bytes += (self.size - 1) * self.length * gradients.element_size()
+        # The message must live until it is sent.
+        self.gradients = gradients
+        self._reducing = work, contributions
+
+    def finish_reduce(self) -> None:
+        """Wait, sum in rank order, divide by N, and add to the gradients of the sharded."""
+        assert self._reducing is not None
+        assert self.gradients is not None
+        work, contributions = self._reducing
+        work.wait()
+        total = self._sum(contributions.view(self.size, self.length))
+        self.meter.gradients.add(-contributions.nbytes)
+        self.drop_gradients()
+        for slot in self.slots:
+            part = total[slot.place]
+            if slot.sharded.grad is None:
+                slot.sharded.grad = part
+            else:
+                slot.sharded.grad += part
+
+    def _sum(self, contributions: Tensor) -> Tensor:
+        """The mean of [N, length] in rank order; half precision is summed in float32."""
+        wide = torch.promote_types(contributions.dtype, torch.float32)
+        total = contributions[0].to(wide, copy=True)
+        for contribution in contributions[1:]:
+            total += contribution
+        return total.div_(self.size).to(self.dtype)
+
+    def drop_gradients(self) -> None:
+        """Forget what was collected or is under way."""
+        if self.gradients is not None:
+            self.meter.gradients.add(-self.gradients.nbytes)
+        self.gradients = None
+        self.collected.clear()
+        self._reducing = None
+
+
+def in_memory_order(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """The elements as [numel] in the order of memory that these strides give. A view if it can."""
+    if tensor.stride() != stride:
+        ordered = torch.empty_strided(
+            tensor.shape, stride, dtype=tensor.dtype, device=tensor.device
+        )
+        tensor = ordered.copy_(tensor)
+    return tensor.detach().as_strided((tensor.numel(),), (1,))

@@ -1,0 +1,164 @@
+"""A unit: the parameters that are gathered, used and freed together.
+
+Each module wrapped in FullyShardedDataParallel is one, less what is wrapped inside it. It has a
+flat parameter for each dtype, and one more where some of the parameters are frozen.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lab.parallel.flat_parameter import FlatParameter, Slot
+from lab.parallel.meter import Meter
+
+GradientHook = Callable[[FlatParameter, int], None]
+
+
+class Unit:
+    """Switches its modules between the sharded parameters and the full ones."""
+
+    def __init__(
+        self,
+        name: str,
+        slots: Sequence[tuple[Slot, torch.dtype]],
+        group: dist.ProcessGroup | None,
+        *,
+        reduce_dtype: torch.dtype | None,
+        reshard_after_forward: bool,
+    ) -> None:
+        """Shard the parameters.
+
+        Args:
+            name: for messages.
+            slots: with whole parameters, and the dtype in which each is to be computed with.
+            group: the ranks that share them.
+            reduce_dtype: of gradients on the wire; default that of computing.
+            reshard_after_forward: False: keep the full parameters until backward has used them.
+        """
+        self.name = name
+        self.reshard_after_forward = reshard_after_forward
+        self.meter = Meter()
+        kinds: dict[tuple[torch.dtype, torch.dtype, bool], list[Slot]] = {}
+        for slot, compute in slots:
+            parameter = slot.sharded
+            kinds.setdefault((parameter.dtype, compute, parameter.requires_grad), []).append(slot)
+        self.flats = [
+            FlatParameter(
+                members,
+                group,
+                compute_dtype=compute,
+                reduce_dtype=reduce_dtype or compute,
+                meter=self.meter,
+            )
+            for (_, compute, _), members in kinds.items()
+        ]
+        self.device = self.flats[0].device if self.flats else torch.device("cpu")
+        self.conductor: Any = None
+        self.uses = 0
+        self.waiting: set[tuple[int, int]] = set()
+        """(flat, slot) that have had no gradient yet in this backward."""
+        self.on_gradient: Callable[[Unit], None] | None = None
+        """Called when one more has."""
+        for place, flat in enumerate(self.flats):
+            for number, slot in enumerate(flat.slots):
+                if flat.trained:
+                    slot.unsharded.register_post_accumulate_grad_hook(self._hook(place, number))
+
+    def share(self, meter: Meter) -> None:
+        """Count at an outer unit's meter from now on."""
+        self.meter = meter
+        for flat in self.flats:
+            flat.meter = meter
+
+    def _hook(self, place: int, number: int) -> Callable[[Tensor], None]:
+        def hook(_: Tensor) -> None:
+            self.flats[place].collect(number)
+            self.waiting.discard((place, number))
+            assert self.on_gradient is not None
+            self.on_gradient(self)
+
+        return hook
+
+    def expect_gradients(self) -> None:
+        """A backward begins."""
+        self.waiting = {
+            (place, number)
+            for place, flat in enumerate(self.flats)
+            if flat.trained
+            for number, slot in enumerate(flat.slots)
+            if slot.unsharded.requires_grad
+        }
+
+    @property
+    def gathered(self) -> bool:
+        """Whether the full parameters are there or on the way."""
+        return all(flat.gathered for flat in self.flats)
+
+    @property
+    def trained(self) -> bool:
+        """Whether any of its parameters gets gradients."""
+        return any(flat.trained for flat in self.flats)
+
+    @property
+    def has_frozen(self) -> bool:
+        """Whether a parameter gets no gradient, which could tell when backward is done with it."""
+        return any(not slot.sharded.requires_grad for flat in self.flats for slot in flat.slots)
+
+    def start_gather(self) -> None:
+        """Begin to fetch the full parameters. Collectives."""
+        for flat in self.flats:
+            flat.start_gather()
+
+    def finish_gather(self) -> None:
+        """Wait for them."""
+        for flat in self.flats:
+            flat.finish_gather()
+
+    def show_full(self) -> None:
+        """Let the modules see the full parameters."""
+        for flat in self.flats:
+            for slot in flat.slots:
+                if slot.unsharded.requires_grad != slot.sharded.requires_grad:
+                    slot.unsharded.requires_grad_(slot.sharded.requires_grad)
+                for module, name in slot.owners:
+                    _set_parameter(module, name, slot.unsharded)
+
+    def show_sharded(self) -> None:
+        """Let them see the sharded ones, as everybody should outside of forward and backward."""
+        for flat in self.flats:
+            for slot in flat.slots:
+                for module, name in slot.owners:
+                    _set_parameter(module, name, slot.sharded)
+
+    def free(self) -> None:
+        """Sharded again."""
+        self.show_sharded()
+        for flat in self.flats:
+            flat.free()
+
+    def start_reduce(self) -> None:
+        """Begin to average the gradients. Collectives."""
+        for flat in self.flats:
+            if flat.trained:
+                flat.start_reduce()
+
+    def finish_reduce(self) -> None:
+        """Wait, and put them where the optimiser looks."""
+        for flat in self.flats:
+            if flat.trained:
+                flat.finish_reduce()
+
+    def drop_gradients(self) -> None:
+        """Forget what was collected or is under way."""
+        for flat in self.flats:
+            flat.drop_gradients()
+
+
+def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    if type(module).__setattr__ is nn.Module.__setattr__:
+        module._parameters[name] = parameter  # without the checks, which cost more than the rest
+    else:  # nn.LSTM and its like keep a list of their own
+        setattr(module, name, parameter)
