@@ -22,7 +22,7 @@ log        ``rank``, ``stream`` (out, err), ``data``: a chunk of output, not alw
            bytes that are no UTF-8 travel as surrogate escapes
 exception  ``rank``, ``kind``, ``message``, ``file``, ``line``, ``traceback``: the script raised;
            sent at once, while the process may take its time to end
-stdin      ``rank``, ``size``: rank 0 waits for input, of so many bytes at most; the controller
+stdin      ``rank``, ``size``: rank 0 waits for input, of about so many bytes; the controller
            answers with ``stdin``, and what the rank wrote before came before
 exit       ``rank``, ``code`` (as a shell says it: 128 + n for signal n), ``signal`` (n or null),
            ``oom_limit`` (bytes, or null: it was not killed for want of memory); all that the rank

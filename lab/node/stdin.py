@@ -20,7 +20,10 @@ FIRST_PAUSE = 0.001
 LONGEST_PAUSE = 0.1
 """Seconds between two looks: soon after an answer, since who reads often reads again."""
 MOST_EFFORT = 0.01
-"""The part of its time that an agent may spend on looking, however many processes there are."""
+"""The part of its time that an agent spends on looking in vain, however many processes there are.
+"""
+MANY = 8
+"""Pieces after which a reader is taken to want everything, and gets as much as a pipe holds."""
 
 
 class RankStdin:
@@ -32,6 +35,7 @@ class RankStdin:
         linux = sys.platform == "linux"
         self._capacity = fcntl.fcntl(self._reader, fcntl.F_GETPIPE_SZ) if linux else PIECE
         self._pid = 0
+        self._pieces = 0
         self._pause = LONGEST_PAUSE
         self.look_at: float | None = None
         """When to look next (`time.monotonic`); None: not before an answer."""
@@ -53,13 +57,17 @@ class RankStdin:
         """How many bytes somebody waits for, at most; 0: nobody does. `feed` is the answer."""
         began = time.monotonic()
         size = 0 if self._holds_some() else min(self._awaited(), self._capacity)
+        self._pieces += size >= PIECE
+        if size >= PIECE and self._pieces > MANY:
+            size = self._capacity
         ended = time.monotonic()
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        self.look_at = None if size else ended + max(self._pause, (ended - began) / MOST_EFFORT)
+        longest = max(LONGEST_PAUSE, (ended - began) / MOST_EFFORT)
+        self._pause = min(2 * self._pause, longest)
+        self.look_at = None if size else ended + self._pause
         return size
 
     def feed(self, data: bytes) -> None:
-        """Hand over what was asked for: the pipe was empty, so it fits, and has a reader: us."""
+        """Hand over an answer: the pipe was empty, so it fits, and has a reader: us."""
         os.write(self._writer, data)
         self._pause = FIRST_PAUSE
         self.look_at = time.monotonic() + self._pause

@@ -1,11 +1,14 @@
 """The caller's standard input, of which nothing is read before a rank waits for it."""
 
 import os
+import select
 import signal
 import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
+
+from lab.node.waiting import PIECE
 
 RANK = 0
 """Whose stdin it becomes."""
@@ -40,14 +43,15 @@ class Stdin:
         self._again: Callable[[], None]
 
     def read(self, size: int, again: Callable[[], None]) -> bytes | None:
-        """At most `size` bytes; empty at the end.
+        """Input, at most `size` bytes or `PIECE`, whichever is more; empty at the end.
 
-        None when there are none yet: a read of that size has begun, and `again` is called, from
-        another thread, when it has ended. What it read is there for whoever calls next.
+        None when there is none yet: a read has begun, and `again` is called, from another thread,
+        when it has ended. What it read is there for whoever calls next.
         """
         with self._lock:
             if self._data is not None:
-                data, rest = self._data[:size], self._data[size:]
+                most = max(size, PIECE)
+                data, rest = self._data[:most], self._data[most:]
                 self._data = rest if rest or not data else None
                 return data
             self._again = again
@@ -74,11 +78,25 @@ class Stdin:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTIN])
         while True:
             try:
-                return os.read(self._fd, size)
+                return self._read_line() if size < PIECE else os.read(self._fd, size)
             except OSError:
                 if not self._is_in_background():
                     return b""  # the terminal has gone
                 time.sleep(BACKGROUND_POLL)
+
+    def _read_line(self) -> bytes:
+        """A line, or as much of one as there is.
+
+        Shells read byte by byte, to take no more than a line from whoever reads after them. So do
+        we, in their place: a byte a message takes too long.
+        """
+        line = os.read(self._fd, 1)
+        while line and len(line) < PIECE and not line.endswith(b"\n"):
+            byte = os.read(self._fd, 1) if select.select([self._fd], [], [], 0)[0] else b""
+            if not byte:
+                break
+            line += byte
+        return line
 
     def _is_in_background(self) -> bool:
         try:
