@@ -39,8 +39,9 @@ class Membership:
 
     def on_started(self, message: Message) -> bool:
         """A rank has started; whether it is the first of another world than those before had."""
-        before, self._world = self._world, dict(message["world"])
-        is_next = before is not None and bool(before["master"] != self._world["master"])
+        world: dict[str, Any] = message["world"]
+        before, self._world = self._world, world
+        is_next = before is not None and str(before["master"]) != str(world["master"])
         if is_next:
             self._places.clear()
             self._ended_well.clear()
@@ -78,7 +79,7 @@ class Membership:
     def all_ended_well(self) -> bool:
         """Whether no rank is left but on lost nodes, for which torchrun would wait at the end."""
         gone = {rank for rank, place in self._places.items() if place in self.lost}
-        return bool(self.lost) and 0 < self.ranks == len(self._ended_well | gone)
+        return bool(gone) and self.ranks == len(self._ended_well | gone)
 
 
 def _count(number: int, what: str) -> str:
