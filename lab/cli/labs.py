@@ -91,15 +91,24 @@ def gc(
     images: Annotated[
         bool, typer.Option("--images", help="Also images of nodes that are not this lab's.")
     ] = False,
+    venvs: Annotated[
+        bool,
+        typer.Option(
+            "--venvs", help="Also what `lab run --requirements` has installed for local nodes."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find and remove what a killed controller or a broken start left behind."""
     from lab.transport.docker import engine_answers
     from lab.transport.garbage import collect_garbage, end_leftovers
+    from lab.transport.venvs import remove_venvs
 
     removed = end_leftovers(dry_run)
     if engine_answers():
         removed += collect_garbage(dry_run, images=images)
+    if venvs:
+        removed += remove_venvs(dry_run)
     if as_json:
         print(json.dumps({"dry_run": dry_run, "removed": removed}))
         return
