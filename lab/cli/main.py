@@ -1,5 +1,9 @@
 """The verbs of the `lab` command."""
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import typer
 
 from lab import __version__
@@ -14,31 +18,35 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _add(panel: str, name: str, verb: Callable[..., None], *, takes_rest: bool = False) -> None:
+    """`takes_rest`: what follows the first word is not ours, though it may look like an option."""
+    # Typer breaks lines where the docstring does; they are wrapped for source, not for a terminal.
+    paragraphs = (inspect.getdoc(verb) or "").split("\n\n")
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    settings: dict[Any, Any] = {"allow_interspersed_args": False} if takes_rest else {}
+    app.command(name, help=text, rich_help_panel=panel, context_settings=settings)(verb)
+
+
 _HERE = "Labs and runs"
-app.command("up", rich_help_panel=_HERE)(labs.up)
-app.command(
-    "run",
-    rich_help_panel=_HERE,
-    context_settings={"allow_interspersed_args": False},
-)(run.run)
-app.command("ps", rich_help_panel=_HERE)(runs.ps)
-app.command("logs", rich_help_panel=_HERE)(runs.logs)
-app.command("show", rich_help_panel=_HERE)(manage.show)
-app.command("stop", rich_help_panel=_HERE)(manage.stop)
-app.command("rm", rich_help_panel=_HERE)(manage.rm)
-app.command("exec", rich_help_panel=_HERE, context_settings={"allow_interspersed_args": False})(
-    labs.exec_
-)
-app.command("down", rich_help_panel=_HERE)(labs.down)
-app.command("gc", rich_help_panel=_HERE)(labs.gc)
+_add(_HERE, "up", labs.up)
+_add(_HERE, "run", run.run, takes_rest=True)
+_add(_HERE, "ps", runs.ps)
+_add(_HERE, "logs", runs.logs)
+_add(_HERE, "show", manage.show)
+_add(_HERE, "stop", manage.stop)
+_add(_HERE, "rm", manage.rm)
+_add(_HERE, "exec", labs.exec_, takes_rest=True)
+_add(_HERE, "down", labs.down)
+_add(_HERE, "gc", labs.gc)
 
 _BEFORE = "Look before you leap"
-app.command("check", rich_help_panel=_BEFORE)(check.check)
-app.command("render", rich_help_panel=_BEFORE)(render.render)
-app.command("build", rich_help_panel=_BEFORE)(build.build)
+_add(_BEFORE, "check", check.check)
+_add(_BEFORE, "render", render.render)
+_add(_BEFORE, "build", build.build)
 
 _LEARN = "Learn and measure"
-app.command("prove", rich_help_panel=_LEARN)(prove.prove)
+_add(_LEARN, "prove", prove.prove)
 app.add_typer(bench.app, name="bench", rich_help_panel=_LEARN)
 
 

@@ -157,11 +157,13 @@ def run(
 
     lab's own options come before SCRIPT; all that follows it is the script's, where {node_rank},
     {nnodes}, {nproc}, {world_size}, {master_addr}, {master_port} and {run_dir} stand for what each
-    node knows. The exit code is the first real failure's. Ctrl-C ends the ranks on every node;
-    twice, at once.
+    node knows.
+
+    The exit code is the first real failure's. Ctrl-C ends the ranks on every node; twice, at once.
     """
     from lab.runs import Job, job_variables
     from lab.runs.stdin import Stdin
+    from lab.runs.variables import unmatched
     from lab.topology import load_topology
 
     limit = None if timeout is None else seconds(timeout, "--timeout")
@@ -185,6 +187,8 @@ def run(
     )
     if not quiet:
         _warn_of_crowd(loaded)
+        for pattern in unmatched(os.environ, pass_env or ()):
+            print(f"lab: warning: --pass-env {pattern}: you have no such variable", file=sys.stderr)
     shown = chosen_ranks(rank, loaded.world_size)
     console = RunConsole(
         Prefixes({r.rank: r.node.name for r in loaded.ranks()}), () if quiet else shown

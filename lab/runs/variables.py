@@ -64,6 +64,11 @@ def job_variables(
     return variables
 
 
+def unmatched(caller: Mapping[str, str], passed: Sequence[str]) -> list[str]:
+    """Those of the patterns that no variable of the caller has: perhaps a slip of the pen."""
+    return [pattern for pattern in passed if not fnmatch.filter(caller, pattern)]
+
+
 def read_env_file(file: Path, caller: Mapping[str, str]) -> dict[str, str]:
     """What a file in the format of docker's `--env-file` says.
 

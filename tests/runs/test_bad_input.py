@@ -100,6 +100,14 @@ def test_more_ranks_than_cores_are_warned_of(lab: Lab) -> None:
     assert "warning" not in lab("run", "-t", "solo", "--on", "local", script).stderr
 
 
+def test_a_pattern_that_no_variable_has(lab: Lab) -> None:
+    words = ["run", "-t", "solo", "--on", "local", "--pass-env", "LAB_TEST_*", lab.script("")]
+    done = lab(*words)
+    assert done.returncode == 0
+    assert "lab: warning: --pass-env LAB_TEST_*: you have no such variable" in done.stderr
+    assert "warning: --pass-env" not in lab(*words, env={"LAB_TEST_X": "1"}).stderr
+
+
 FLOOD = """
 import os, time
 if os.environ["RANK"] == "0":
