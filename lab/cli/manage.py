@@ -68,6 +68,9 @@ def _shown(run: "RunDirectory", data: dict[str, Any]) -> list[tuple[str, str]]:
         ("job", str(info.get("job", "?"))),
         ("cwd", str(job.get("start") or job.get("cwd"))),
     ]
+    if job.get("engine", "spawn") != "spawn":
+        least = job.get("min_nodes")
+        lines.append(("engine", job["engine"] + (f", at least {least} nodes" if least else "")))
     if places["master"]:
         lines.append(("master", places["master"]))
     lines += [("node", f"{node}: {words}") for node, words in places["nodes"].items()]
@@ -78,8 +81,8 @@ def _shown(run: "RunDirectory", data: dict[str, Any]) -> list[tuple[str, str]]:
         nothing = "none yet" if data["state"] == "running" else "none: its controller was killed"
         return [*lines, ("verdict", nothing)]
     lines.append(("verdict", f"{verdict['summary']} (exit code {verdict['exit_code']})"))
-    for name in ("victims", "ended"):
-        if verdict[name]:
+    for name in ("victims", "ended", "lost_nodes"):
+        if verdict.get(name):
             lines.append((name, ", ".join(map(str, verdict[name]))))
     if verdict.get("hint"):
         lines.append(("hint", verdict["hint"]))

@@ -107,17 +107,29 @@ def logs(
     places = {place.rank: place.node.name for place in topology.ranks()}
     prefixes = Prefixes(places)
     wanted = sorted(chosen_ranks(rank, topology.world_size) or places)
-    files = [LogFile(run, places[r], r, stream, tail) for r in wanted for stream in ("out", "err")]
+    everywhere = [node.name for node in topology.nodes] if _moves_ranks(run) else None
+    files = [
+        LogFile(run, node, r, stream, tail)
+        for r in wanted
+        for node in everywhere or [places[r]]
+        for stream in ("out", "err")
+    ]
     over = False
     while not over:
         over = not follow or run.state != "running"  # asked before reading: nothing is missed
         for source in files:
             file = sys.stdout if source.stream == "out" else sys.stderr
+            prefixes.place(source.rank, source.node)
             prefix = prefixes.of(source.rank, colours_wanted(file))
             for line in source.lines(over):
                 print(printable(f"{prefix}{line}", file), file=file, flush=follow)
         if not over:
             time.sleep(POLL)
+
+
+def _moves_ranks(run: "RunDirectory") -> bool:
+    """Whether torchrun numbers the nodes, so that a rank may be on any of them."""
+    return (run.read_json("job.json") or {}).get("min_nodes") is not None
 
 
 class LogFile:
@@ -128,6 +140,7 @@ class LogFile:
     ) -> None:
         from lab.runs import log_path
 
+        self.node = node
         self.rank = rank
         self.stream = stream
         self._path = log_path(run, node, rank, stream)

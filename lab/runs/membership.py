@@ -50,7 +50,7 @@ class Membership:
 
     def knows(self, message: Message) -> bool:
         """Whether what a rank's agent tells is of the present world; else it comes late."""
-        return self._places.get(message["rank"]) == message["node"]
+        return bool(self._places.get(message["rank"]) == message["node"])
 
     def on_exit(self, message: Message) -> None:
         """A rank of the present world has ended."""
