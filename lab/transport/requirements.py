@@ -14,7 +14,7 @@ _UNREACHABLE = re.compile(
     r"NewConnectionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|SSLError"
     r"|Temporary failure in name resolution"
 )
-_FROM_FILE = re.compile(r" \(from (-r|line) .*?requirements\.txt.*")
+_FROM_FILE = re.compile(r" \(from (.*->)?(-r|line) .*requirements\.txt.*")
 """Where a requirement stood, in a file of lab's own."""
 _BUILD_PREFIX = re.compile(r"^#\d+ [\d.]+ ?")
 """What BuildKit puts in front of each line of a step."""
@@ -56,7 +56,7 @@ class Requirements:
             output: what pip wrote, also from within an image's build.
             torch: the version of torch that the nodes have.
         """
-        lines = [without_origin(_BUILD_PREFIX.sub("", line).rstrip()) for line in output]
+        lines = [_FROM_FILE.sub("", _BUILD_PREFIX.sub("", line).rstrip()) for line in output]
         errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
         reason = errors[0].rstrip(".") if errors else next(iter(lines[-1:]), "pip said nothing")
         conflict = _conflict(lines)
@@ -78,11 +78,6 @@ class Requirements:
         else:
             cure = "correct it, or try: pip install"
         return f"the packages of {self.path} cannot be installed: {reason}; {cure}"
-
-
-def without_origin(line: str) -> str:
-    """A line of pip's output without the place of the requirement it is about."""
-    return _FROM_FILE.sub("", line)
 
 
 def _conflict(lines: Sequence[str]) -> list[str]:

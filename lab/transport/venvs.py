@@ -28,11 +28,12 @@ from pathlib import Path
 from lab.errors import LabError
 from lab.transport.base import Progress
 from lab.transport.cache import cache_folder
-from lab.transport.requirements import Requirements, without_origin
+from lab.transport.requirements import Requirements
 
 _READY = "ready"
-_STEPS = ("Collecting ", "Downloading ", "Building ", "Installing collected packages")
+_STEPS = ("Downloading ", "Building wheel", "Installing collected packages")
 """How the lines of pip begin that are worth showing."""
+_STEP_WIDTH = 90
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def _make(folder: Path, requirements: Requirements, progress: Progress) -> None:
 
     def show(line: str) -> None:
         if line.lstrip().startswith(_STEPS):
-            progress(f"pip: {without_origin(line).strip()}")
+            progress(f"pip: {line.strip()[:_STEP_WIDTH]}")
 
     output = _run([*install, "-r", str(text), "-c", str(constraints)], show, None)
     if output is not None:
