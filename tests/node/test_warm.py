@@ -14,7 +14,7 @@ import pytest
 
 from lab.node.processes import lives
 from lab.node.protocol import NodeJob
-from tests.node.test_agent import agent, job, text
+from tests.node.test_agent import agent, has_ended, job, text
 
 REPORT = """
 import json, os, random, signal, sys, threading
@@ -116,3 +116,29 @@ def test_a_dead_warm_process_is_not_used(warm_job: NodeJob, tmp_path: Path) -> N
     end_warm(tmp_path)
     assert [r["torch_was_there"] for r in reports(warm_job)] == [False, False]
     wait_until_listening(tmp_path, other_than=first)  # it has been replaced
+
+
+DAEMON = """
+import os, sys, time
+if os.environ["RANK"] == "0" and os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print(os.getpid(), "torch" in sys.modules, flush=True)
+        time.sleep(1000)
+    os._exit(0)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.skipif("sys.platform != 'linux'", reason="forks are Linux's")
+def test_what_a_killed_agent_leaves_is_ended(warm_job: NodeJob, tmp_path: Path) -> None:
+    reports(warm_job)
+    wait_until_listening(tmp_path)
+    (tmp_path / "script.py").write_text(DAEMON)
+    with agent(warm_job) as running:
+        hello = running.until("hello")[-1]
+        running.start_ranks()
+        pid, forked = text(running.until("log")).split()
+        assert forked == b"True"
+        os.kill(hello["pid"], signal.SIGKILL)
+        assert has_ended(int(pid))
