@@ -2,6 +2,7 @@
 
 from lab.parallel.ddp import DDP, DistributedDataParallel
 from lab.parallel.fsdp import FSDP, FullyShardedDataParallel
+from lab.parallel.hierarchical import HierarchicalAllReduce
 from lab.parallel.minimal import (
     MinimalDDP,
     all_reduce_grads_,
@@ -17,6 +18,7 @@ __all__ = [
     "FSDP",
     "DistributedDataParallel",
     "FullyShardedDataParallel",
+    "HierarchicalAllReduce",
     "MinimalDDP",
     "SyncBatchNorm",
     "ZeroRedundancyOptimizer",

@@ -4,9 +4,10 @@ A hook gets (state, bucket), begins to communicate, and returns what `wait()` is
 end of backward, in the order of the buckets. That gives the averaged gradients, [elements of
 the bucket]. Torch's futures have such a `wait`, so torch's own hooks
 (torch.distributed.algorithms.ddp_comm_hooks) work here as well, and these follow their names: the
-state of each is the process group, None for all ranks. Torch's PowerSGD waits inside callbacks on
-gloo's threads: under torch's DDP as under this one it then needs all gradients in one bucket, and
-the process aborts if that thread is the last to let go of the destroyed group.
+state of each is the process group, None for all ranks, but for `hierarchical_hook`. Torch's
+PowerSGD waits inside callbacks on gloo's threads: under torch's DDP as under this one it then needs
+all gradients in one bucket, and the process aborts if that thread is the last to let go of the
+destroyed group.
 """
 
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lab.parallel.buckets import Bucket
+from lab.parallel.hierarchical import HierarchicalAllReduce
 from lab.parallel.ordered import start_all_reduce_ordered
 
 Mean = Literal["sum_then_divide", "avg", "divide_then_sum"]
@@ -80,6 +82,12 @@ def ordered_hook(group: dist.ProcessGroup | None, bucket: Bucket) -> Pending:
     """
     pending = start_all_reduce_ordered(bucket.buffer(), group)
     return Work(pending, lambda: bucket.buffer().div_(dist.get_world_size(group)))
+
+
+def hierarchical_hook(reducer: HierarchicalAllReduce, bucket: Bucket) -> Pending:
+    """Sum inside nodes, between nodes, inside nodes, where that pays; then divide."""
+    pending = reducer.start(bucket.buffer())
+    return Work(pending, lambda: bucket.buffer().div_(dist.get_world_size(reducer.group)))
 
 
 def fp16_compress_hook(group: dist.ProcessGroup | None, bucket: Bucket) -> Pending:

@@ -1,6 +1,6 @@
 """What the collectives of `collectives.py` are made of: messages, and the parts of a tensor."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
@@ -48,6 +48,16 @@ class Wire:
         Raises:
             RuntimeError: one did not come within the deadline, or the peer is gone.
         """
+        self.post(sends, receives)()
+
+    def post(
+        self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]
+    ) -> Callable[[], None]:
+        """Begin an exchange; the function that is returned waits for its end, and raises as above.
+
+        The tensors must be left alone until then. Between two ranks messages arrive in the order in
+        which they were posted.
+        """
         # Both sides know the sizes, so what has no bytes need not travel.
         operations = [
             dist.P2POp(verb, tensor, group=self.group, group_peer=peer)
@@ -56,15 +66,19 @@ class Wire:
             if tensor.numel()
         ]
         if not operations:
-            return
+            return lambda: None
         self.rounds += 1
         self.sent_bytes += sum(tensor.nbytes for tensor, _ in sends)
         self.received_bytes += sum(tensor.nbytes for tensor, _ in receives)
-        for work in dist.batch_isend_irecv(operations):
+        works = dist.batch_isend_irecv(operations)
+        peers = sorted({peer for _, peer in (*sends, *receives)})
+        return lambda: self._wait(works, peers)
+
+    def _wait(self, works: Sequence[dist.Work], peers: Sequence[int]) -> None:
+        for work in works:
             try:
                 work.wait(self.deadline)
             except RuntimeError as error:
-                peers = sorted({peer for _, peer in (*sends, *receives)})
                 raise RuntimeError(
                     f"rank {self.rank} of {self.size}: no message to or from rank "
                     f"{' or '.join(map(str, peers))} within {self.deadline.total_seconds():g} s, "
