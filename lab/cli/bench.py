@@ -164,7 +164,7 @@ def _bench_on_nodes(
     topology, nodes, slots, on = where
     loaded = load_topology(topology, nodes=nodes, slots=slots, on=on)
     plan = Plan(plan_sections(suite, only), rate.split(","), runs, options)
-    path = Path("outputs") / f"bench-{suite.name}-{loaded.name}.json"
+    path = Path("outputs") / f"bench-{'-'.join([suite.name, loaded.name, *(only or [])])}.json"
     done: list[dict[str, Any]] = []
 
     def show(table: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ def all_reduce(bench: Bench) -> Rows:
             "ordered": lambda: all_reduce_ordered(whole),
         }
 
-    return _by_size(bench, calls, bus=2 * _others(bench), pair=("doubling", "ring"))
+    return _by_size(bench, calls, bus=2 * bench.others, pair=("doubling", "ring"))
 
 
 def all_gather(bench: Bench) -> Rows:
@@ -46,7 +46,7 @@ def all_gather(bench: Bench) -> Rows:
             **_ours(("naive", "ring", "doubling"), collectives.all_gather, whole, mine),
         }
 
-    return _by_size(bench, calls, bus=_others(bench), pair=("doubling", "ring"))
+    return _by_size(bench, calls, bus=bench.others, pair=("doubling", "ring"))
 
 
 def reduce_scatter(bench: Bench) -> Rows:
@@ -59,7 +59,7 @@ def reduce_scatter(bench: Bench) -> Rows:
             **_ours(("naive", "ring"), collectives.reduce_scatter, part, whole),
         }
 
-    return _by_size(bench, calls, bus=_others(bench), pair=("naive", "ring"))
+    return _by_size(bench, calls, bus=bench.others, pair=("naive", "ring"))
 
 
 def broadcast(bench: Bench) -> Rows:
@@ -90,11 +90,6 @@ def _ours(
     algorithms: tuple[str, ...], function: Callable[..., Traffic], *tensors: Tensor
 ) -> dict[str, Call]:
     return {name: partial(function, *tensors, algorithm=name) for name in algorithms}
-
-
-def _others(bench: Bench) -> float:
-    """(N-1)/N: the part of a tensor that is not a rank's own."""
-    return (bench.world.size - 1) / bench.world.size
 
 
 def _by_size(

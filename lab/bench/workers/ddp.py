@@ -4,19 +4,26 @@ All models of a section are in the same processes and train on the same samples.
 """
 
 import sys
-from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from lab.bench.compare import MILLI, compared, fastest, ratio, spread, timing
 from lab.bench.workers.harness import Bench, Rows, main
-from lab.bench.workers.models import mlp, samples
+from lab.bench.workers.training import (
+    LEARNING_RATE,
+    Data,
+    Step,
+    bare,
+    batch_of,
+    trainer,
+    trainers,
+)
 from lab.parallel import DistributedDataParallel
 from lab.parallel.buckets import make_buckets
 from lab.parallel.comm_hooks import mean_of
@@ -28,10 +35,6 @@ TUNED = (1, 4)
 MICROBATCHES = 4
 BATCHES = (1, 16, 256)
 LARGEST_BATCH = 8192
-LEARNING_RATE = 1e-3
-
-Step = Callable[[], None]
-Data = tuple[Tensor, Tensor]
 
 
 def step(bench: Bench) -> Rows:
@@ -46,7 +49,7 @@ def step(bench: Bench) -> Rows:
         **{f"ours, {cap} MiB": _ours(bench, bucket_cap_mb=cap) for cap in TUNED},
         "ours, each gradient by itself": _ours(bench, bucket_cap_mb=0),
     }
-    taken = bench.measure(_trainers(bench, bench.batch, models))
+    taken = bench.measure(trainers(models, batch_of(bench, bench.batch)))
     best_torch = fastest(taken, [name for name in taken if name.startswith("torch")])
     bench.notes.append(f"batch {bench.batch} on each rank; best torch: {best_torch}")
     return compared(taken, {"torch": "torch", "best torch": best_torch})
@@ -60,7 +63,7 @@ def buckets(bench: Bench) -> Rows:
         models["ours", cap] = _ours(bench, bucket_cap_mb=cap)
     names = {f"{impl} {cap}": (impl, cap) for impl, cap in models}
     taken = bench.measure(
-        _trainers(bench, bench.batch, {name: models[key] for name, key in names.items()})
+        trainers({name: models[key] for name, key in names.items()}, batch_of(bench, bench.batch))
     )
     best = [fastest(taken, [n for n in names if n.startswith(impl)]) for impl in ("torch", "ours")]
     bench.notes.append(f"batch {bench.batch} on each rank; best: {best[0]} MiB, {best[1]} MiB")
@@ -84,14 +87,14 @@ def overlap(bench: Bench) -> Rows:
     for cap in TUNED:
         models[f"ours, {cap} MiB"] = _ours(bench, bucket_cap_mb=cap)
         models[f"torch, {cap} MiB"] = _torch(bench, bucket_cap_mb=cap, gradient_as_bucket_view=True)
-    late = {cap: _Late(_bare(bench), cap) for cap in TUNED}
+    late = {cap: _Late(bare(bench), cap) for cap in TUNED}
     batch = _balanced_batch(bench, late[TUNED[0]])
-    data = samples(batch, bench.width, bench.world.device)
+    data = batch_of(bench, batch)
     calls: dict[str, Step] = {
-        "computation only": _trainer(_bare(bench), data),
+        "computation only": trainer(bare(bench), data),
         "communication only": late[TUNED[0]].average,
         **{f"after backward, {cap} MiB": late[cap].trainer(data) for cap in TUNED},
-        **_trainers(bench, batch, models),
+        **trainers(models, data),
     }
     taken = bench.measure(calls)
     base = fastest(taken, [name for name in taken if name.startswith("after")])
@@ -108,7 +111,7 @@ def options(bench: Bench) -> Rows:
         models[f"{impl}, find_unused_parameters"] = make(bench, **unused)
         models[f"{impl}, static_graph"] = make(bench, **static)
         models[f"{impl}, both"] = make(bench, **unused, **static)
-    taken = bench.measure(_trainers(bench, 1, models))
+    taken = bench.measure(trainers(models, batch_of(bench, 1)))
     bench.notes.append("batch 1 on each rank; price: against the same without options")
     rows = []
     for name, seconds in taken.items():
@@ -121,7 +124,7 @@ def options(bench: Bench) -> Rows:
 def no_sync(bench: Bench) -> Rows:
     """Throughput of steps of `MICROBATCHES` microbatches."""
     size = max(1, bench.batch // MICROBATCHES)
-    parts = [samples(size, bench.width, bench.world.device) for _ in range(MICROBATCHES)]
+    parts = [batch_of(bench, size) for _ in range(MICROBATCHES)]
     calls = {}
     for impl, model in (("torch", _torch(bench)), ("ours", _ours(bench))):
         calls[f"{impl}, averaging each"] = _accumulator(model, parts, averaged=MICROBATCHES)
@@ -142,21 +145,21 @@ def no_sync(bench: Bench) -> Rows:
 
 def share(bench: Bench) -> Rows:
     """Computation alone, with a barrier instead of the all-reduce, and with it, by batch size."""
-    bare, waiting, theirs, ours = _bare(bench), _bare(bench), _torch(bench), _ours(bench)
+    alone, waiting, theirs, ours = bare(bench), bare(bench), _torch(bench), _ours(bench)
     rows = []
     for batch in BATCHES:
-        data = samples(batch, bench.width, bench.world.device)
+        data = batch_of(bench, batch)
         taken = bench.measure(
             {
-                "computation only": _trainer(bare, data),
-                "and a barrier": _trainer(waiting, data, after_backward=dist.barrier),
-                "torch": _trainer(theirs, data),
-                "ours": _trainer(ours, data),
+                "computation only": trainer(alone, data),
+                "and a barrier": trainer(waiting, data, after_backward=dist.barrier),
+                "torch": trainer(theirs, data),
+                "ours": trainer(ours, data),
             }
         )
-        alone = taken["computation only"]
+        computing = taken["computation only"]
         for name, seconds in taken.items():
-            shares = [1 - a / b for a, b in zip(alone, seconds, strict=True)]
+            shares = [1 - a / b for a, b in zip(computing, seconds, strict=True)]
             middle, *quartiles = spread(shares)
             row = {"batch": batch, "step": name, **timing(seconds)}
             rows.append({**row, "share of synchronisation": middle, "quartiles": quartiles})
@@ -165,7 +168,7 @@ def share(bench: Bench) -> Rows:
 
 def mean(bench: Bench) -> Rows:
     """Three ways to average all gradients in one message."""
-    numel = sum(parameter.numel() for parameter in _bare(bench).parameters())
+    numel = sum(parameter.numel() for parameter in bare(bench).parameters())
     gradients = torch.randn(numel, device=bench.world.device)
     size = bench.world.size
 
@@ -206,18 +209,18 @@ class _Late:
 
     def trainer(self, data: Data) -> Step:
         """Its training step."""
-        return _trainer(self.module, data, after_backward=self.average)
+        return trainer(self.module, data, after_backward=self.average)
 
 
 def _balanced_batch(bench: Bench, late: _Late) -> int:
     """A batch whose computation takes as long as the communication; the same on every rank."""
-    data = samples(1, bench.width, bench.world.device)
+    data = batch_of(bench, 1)
     cross_entropy(late.module(data[0]), data[1]).backward()  # there must be gradients
     taken = bench.measure({"communication": late.average}, runs=3)
     wanted = median(taken["communication"])
     batch = 64
     for _ in range(3):
-        compute = _trainer(late.module, samples(batch, bench.width, bench.world.device))
+        compute = trainer(late.module, batch_of(bench, batch))
         took = median(bench.measure({"computation": compute}, runs=3)["computation"])
         batch = min(LARGEST_BATCH, max(1, round(batch * wanted / took)))
     return int(bench.agree(batch))
@@ -243,38 +246,12 @@ def _accumulator(model: nn.Module, parts: list[Data], averaged: int) -> Step:
     return run
 
 
-def _trainer(
-    model: nn.Module, data: Data, after_backward: Callable[[], object] | None = None
-) -> Step:
-    """A training step; where `model` is bare nothing is averaged, unless `after_backward` does."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    inputs, targets = data
-
-    def run() -> None:
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), targets).backward()
-        if after_backward is not None:
-            after_backward()
-        optimizer.step()
-
-    return run
-
-
-def _trainers(bench: Bench, batch: int, models: Mapping[str, nn.Module]) -> dict[str, Step]:
-    data = samples(batch, bench.width, bench.world.device)
-    return {name: _trainer(model, data) for name, model in models.items()}
-
-
-def _bare(bench: Bench) -> nn.Module:
-    return mlp(bench.width).to(bench.world.device)
-
-
 def _ours(bench: Bench, **options: Any) -> nn.Module:
-    return DistributedDataParallel(_bare(bench), **options)
+    return DistributedDataParallel(bare(bench), **options)
 
 
 def _torch(bench: Bench, **options: Any) -> nn.Module:
-    return TorchDDP(_bare(bench), **options)
+    return TorchDDP(bare(bench), **options)
 
 
 SECTIONS = {

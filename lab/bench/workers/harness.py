@@ -56,15 +56,16 @@ class Bench:
         runs = runs or self.runs
         order = random.Random(0)  # noqa: S311 - the same on every rank, not a secret
         for number in range(WARM_UP + runs):
-            counted = number - WARM_UP + 1
-            self.say(f"round {counted} of {runs}" if counted > 0 else "warm-up")
+            this = number - WARM_UP + 1
+            self.say(f"round {this} of {runs}" if this > 0 else "warm-up")
             for name in order.sample(list(calls), len(calls)):
                 self.synchronize()
                 began = time.perf_counter()
                 calls[name]()
                 self._finish_device()
                 taken[name].append(time.perf_counter() - began)
-        times = torch.tensor(list(taken.values()), device=self.world.device)[:, WARM_UP:]
+        counted = [seconds[WARM_UP:] for seconds in taken.values()]
+        times = torch.tensor(counted, dtype=torch.float64, device=self.world.device)
         dist.all_reduce(times, op=dist.ReduceOp.MAX)
         return dict(zip(taken, times.tolist(), strict=True))
 
@@ -77,6 +78,11 @@ class Bench:
         if before is None or after is None:
             return None
         return (after - before) / repeat / self.world.size
+
+    @property
+    def others(self) -> float:
+        """(N-1)/N: the part of a tensor that is not a rank's own."""
+        return (self.world.size - 1) / self.world.size
 
     def agree(self, value: float) -> float:
         """Rank 0's value, on every rank."""
