@@ -37,13 +37,18 @@ class Lab:
         self.cwd = cwd
         self._processes: list[subprocess.Popen[str]] = []
 
-    def start(self, *argv: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(
+        self,
+        *argv: str,
+        env: Mapping[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
+    ) -> subprocess.Popen[str]:
         """Start it in a session of its own, so that the test can signal it alone."""
         process = subprocess.Popen(
             [sys.executable, *COMMAND, *argv],
             cwd=self.cwd,
             env={**os.environ, "COLUMNS": "200", **(env or {})},
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -53,10 +58,14 @@ class Lab:
         return process
 
     def __call__(
-        self, *argv: str, timeout: float = 120, env: Mapping[str, str] | None = None
+        self,
+        *argv: str,
+        timeout: float = 120,
+        env: Mapping[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
     ) -> subprocess.CompletedProcess[str]:
         """Run it to its end."""
-        process = self.start(*argv, env=env)
+        process = self.start(*argv, env=env, stdin=stdin)
         out, err = process.communicate(timeout=timeout)
         return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
