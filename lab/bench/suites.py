@@ -49,6 +49,7 @@ COLLECTIVES = Suite(
         "all_gather": "all-gather by size of the whole",
         "reduce_scatter": "reduce-scatter by size of the whole",
         "broadcast": "broadcast by size",
+        "hierarchical": "all-reduce inside nodes and between them, by size",
         "barrier": "a barrier, and the smallest all-reduce",
     },
 )

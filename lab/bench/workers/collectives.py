@@ -12,6 +12,7 @@ from torch import Tensor
 from lab.bench.compare import ratio, timing
 from lab.bench.workers.harness import Bench, Rows, main
 from lab.parallel import all_reduce_ordered, collectives
+from lab.parallel.hierarchical import HierarchicalAllReduce
 from lab.parallel.wire import Traffic
 
 SIZES = (1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
@@ -72,6 +73,23 @@ def broadcast(bench: Bench) -> Rows:
         }
 
     return _by_size(bench, calls, bus=1.0, pair=("tree", "ring"))
+
+
+def hierarchical(bench: Bench) -> Rows:
+    """The all-reduce that knows the nodes, and what it chooses by itself."""
+    reducer = HierarchicalAllReduce()
+
+    def calls(whole: Tensor) -> dict[str, Call]:
+        return {
+            BACKEND: lambda: dist.all_reduce(whole),
+            "hierarchical": lambda: reducer.all_reduce(whole, algorithm="hierarchical"),
+            f"auto: {reducer.choose(whole)}": lambda: reducer.all_reduce(whole),
+        }
+
+    try:
+        return _by_size(bench, calls, bus=2 * bench.others, pair=(BACKEND, "hierarchical"))
+    finally:
+        reducer.close()
 
 
 def barrier(bench: Bench) -> Rows:
@@ -156,6 +174,7 @@ SECTIONS = {
     "all_gather": all_gather,
     "reduce_scatter": reduce_scatter,
     "broadcast": broadcast,
+    "hierarchical": hierarchical,
     "barrier": barrier,
 }
 
