@@ -22,6 +22,19 @@ class TorchrunAttempt(Attempt):
             self._ended.add(rank)  # by torchrun, as the other ranks of a node where one failed
         else:
             super()._on_exit(link, message)
+        self._look_for_end()
+
+    @property
+    def _all_ended_well(self) -> bool:
+        return not self._alive and self._failures.first is None
+
+    def _look_for_end(self) -> None:
+        """End the torchruns when the ranks have ended.
+
+        They would wait for each other, for minutes where a node is lost.
+        """
+        if self._all_ended_well and not self._stopped:
+            self._stop("end", 0.0)
 
     def _on_torchrun(self, link: AgentLink, message: Message) -> None:
         """Take note of the end of a torchrun. If ranks failed, that was told before."""
@@ -78,7 +91,6 @@ class ElasticAttempt(TorchrunAttempt):
         if self.membership.knows(message):
             self.membership.on_exit(message)
             super()._on_exit(link, message)
-            self._look_for_end()
 
     def _on_torchrun(self, link: AgentLink, message: Message) -> None:
         if message["code"] != 0 and not self._stopped:
@@ -98,10 +110,9 @@ class ElasticAttempt(TorchrunAttempt):
             self._listener.event({"type": "lost", "node": name, "message": reason})
             self._look_for_end()
 
-    def _look_for_end(self) -> None:
-        """End the torchruns that would wait for a lost node when all others are done."""
-        if self.membership.all_ended_well and not self._stopped:
-            self._stop("end", 0.0)
+    @property
+    def _all_ended_well(self) -> bool:
+        return self.membership.all_ended_well
 
     def _judge(self) -> Verdict:
         if not self.membership.gave_up:

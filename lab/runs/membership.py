@@ -77,9 +77,9 @@ class Membership:
 
     @property
     def all_ended_well(self) -> bool:
-        """Whether no rank is left but on lost nodes, for which torchrun would wait at the end."""
+        """Whether no rank of the present world is left but on lost nodes."""
         gone = {rank for rank, place in self._places.items() if place in self.lost}
-        return bool(gone) and self.ranks == len(self._ended_well | gone)
+        return 0 < self.ranks == len(self._ended_well | gone)
 
 
 def _count(number: int, what: str) -> str:
