@@ -19,6 +19,16 @@ https://docs.docker.com/get-docker/.
   Without one, the same nodes can be processes of this machine: {local}"""
 
 
+class EngineStoppedError(LabError):
+    """The engine has answered before, and does not now."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(
+            f"the Docker engine has stopped answering ({_reason(error)}): start it again, then "
+            "lab gc removes what may be left"
+        )
+
+
 def connect(local_command: str = "add --on local to the command") -> "DockerClient":
     """A client of the engine that DOCKER_HOST names, else the current docker context.
 
@@ -27,20 +37,18 @@ def connect(local_command: str = "add --on local to the command") -> "DockerClie
     Raises:
         LabError: none answers; says how to get one.
     """
-    import docker
     from docker.errors import DockerException
+
+    from lab.transport.client import EngineClient
 
     where = ""
     try:
         arguments = _endpoint()
         where = f" at {arguments['base_url']}" if arguments.get("base_url") else ""
-        # Hijacked connections leave the pool, so it only has to hold the calls made at one time.
-        client = docker.DockerClient(version="auto", timeout=120, max_pool_size=64, **arguments)
-        client.ping()
-    except (DockerException, OSError) as error:
-        raise LabError(
-            NO_ENGINE.format(where=where, reason=_reason(error), local=local_command)
-        ) from error
+        client = EngineClient(**arguments)
+    except (DockerException, EngineStoppedError, OSError) as error:
+        reason = _reason(error)
+        raise LabError(NO_ENGINE.format(where=where, reason=reason, local=local_command)) from error
     # Its warnings about a full pool would go to the user's terminal.
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     return client
@@ -98,6 +106,8 @@ def api_errors(what: str) -> Iterator[None]:
         hint = ""
         if "Pool overlaps" in reason:
             hint = "; another network has these addresses: give the nodes others, or none"
+        elif "No such image" in reason:
+            hint = "; somebody has removed it just now: try again, and it is built anew"
         elif "address pool" in reason:
             hint = "; the engine is out of networks: lab gc, lab ps, docker network prune"
         raise LabError(f"{what}: {reason}{hint}") from error

@@ -15,6 +15,12 @@ from lab.transport.requirements import Requirements
 
 _STEP = re.compile(r"#(\d+) \[ *(\d+/\d+)\] (.*)")
 _STEP_SPEAKS = re.compile(r"#(\d+) \d+\.\d+ ")
+_BASE_FAILED = re.compile(r" > \[internal\] load metadata for (?:docker\.io/)?(?:library/)?(\S+):$")
+_WRAPPERS = re.compile(
+    r"^(failed to solve(?: with frontend \S+)?: |rpc error: code = \w+ desc = "
+    r"|failed to create LLB definition: |failed to do request: )+"
+)
+"""What layer after layer of the builder puts in front of the reason."""
 _TORCH_STAYS = re.compile(r"\(constraint\) .*torch.*==([\w.+]+)")
 
 
@@ -71,21 +77,15 @@ def _why(output: Sequence[str], requirements: Requirements | None) -> str:
     if requirements is not None and "user-requirements.txt" in reason:
         found = [match[1] for line in output if (match := _TORCH_STAYS.search(line))]
         return requirements.failure(output, next(iter(found), None))
-    return (
-        f"the image of the nodes cannot be built: {reason.removeprefix('failed to solve: ')}; "
-        f"{_cure(reason)} ({_kept(output)})"
-    )
-
-
-def _cure(reason: str) -> str:
-    if "no space left on device" in reason.lower():
-        return "free some space: lab gc --images, docker system prune"
-    if "failed to resolve source metadata" in reason or "pull" in reason:
-        return (
-            "its base image cannot be pulled: look at the network, or bring it to this engine "
-            "(docker pull, docker load) under that name"
-        )
-    return "the end of its output says why; lab build tries again"
+    reason = _WRAPPERS.sub("", reason)
+    if bases := [match[1] for line in output if (match := _BASE_FAILED.match(line))]:
+        reason = f"its base image {bases[-1]} cannot be had: {reason}"
+        cure = "look at the network, or bring it to this engine: docker pull, docker load"
+    elif "no space left on device" in "\n".join(output).lower():
+        cure = "free some space: lab gc --images, docker system prune"
+    else:
+        cure = "see why, then try again: lab build"
+    return f"the image of the nodes cannot be built: {reason}; {cure} ({_kept(output)})"
 
 
 def _kept(output: Sequence[str]) -> str:
@@ -96,7 +96,7 @@ def _kept(output: Sequence[str]) -> str:
         path.write_text("\n".join([*output, ""]))
     except OSError:
         return "its last words: " + " / ".join(output[-3:])
-    return f"all of it: {path}"
+    return f"all of its output: {path}"
 
 
 def _builder() -> Sequence[str]:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -218,3 +218,66 @@ def test_from_the_index(lab: Lab) -> None:
     env = {"XDG_CACHE_HOME": str(lab.cwd / "cache")}
     done = lab(*words, lab.script("import toposort"), env=env)
     assert done.returncode == 0, done.stderr
+
+
+def images(file: Path) -> list[str]:
+    """Tags of the images that were made for a requirements file."""
+    label = f"label=multinode-lab.requirements={file}"
+    argv = ["docker", "images", "--filter", label, "--format", "{{.Repository}}:{{.Tag}}"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.fixture
+def docker_lab(lab: Lab) -> Iterator[Lab]:
+    """`lab` in an empty folder, of whose nodes and images nothing is left afterwards."""
+    yield lab
+    lab("down", "-t", "solo")
+    for tag in images(lab.cwd / "wanted.txt"):
+        subprocess.run(["docker", "rmi", tag], capture_output=True, check=True)
+
+
+@pytest.mark.docker
+def test_an_image_for_each_content(docker_lab: Lab) -> None:
+    lab = docker_lab
+    wanted = lab.cwd / "wanted.txt"
+    wanted.write_text("toposort==1.10\n")
+    words = ["run", "-t", "solo", "--on", "docker"]
+    script = lab.script("import toposort, torch; print('from', toposort.__file__)")
+    first = lab(*words, "--requirements", "wanted.txt", script, timeout=240)
+    assert first.stdout == "[0 node0] from /opt/venv/lib/python3.11/site-packages/toposort.py\n"
+    (tag,) = images(wanted)
+
+    wanted.write_text("# the same\ntoposort==1.10\n")
+    again = lab(*words, "--requirements", "wanted.txt", script)
+    assert again.returncode == 0
+    assert "building" not in again.stderr
+    assert "bringing up" not in again.stderr
+    assert images(wanted) == [tag]
+
+    without = lab(*words, script, timeout=240)  # a run has what its own command names
+    assert without.returncode == 1
+    assert "replacing the nodes" in without.stderr
+    assert without.stderr.splitlines()[-1].endswith(
+        "echo toposort >> requirements.txt; lab run --requirements requirements.txt ..."
+    )
+    assert tag in images(wanted)  # for the next time
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ("lab-test-not-there", "cannot be installed: Could not find a version that satisfies the"),
+        ("torch==2.1", "asks for another torch than the nodes' 2."),
+    ],
+)
+def test_an_image_that_cannot_have_them(docker_lab: Lab, wish: str, words: str) -> None:
+    lab = docker_lab
+    (lab.cwd / "wanted.txt").write_text(f"{wish}\n")
+    options = ["-t", "solo", "--on", "docker", "--requirements", "wanted.txt"]
+    done = lab("run", *options, lab.script(""), timeout=240)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("lab: error: ")
+    assert words in done.stderr.splitlines()[-1]
+    assert images(lab.cwd / "wanted.txt") == []

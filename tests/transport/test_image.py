@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 import lab
-from lab.transport import image, image_context
-from lab.transport.image_build import _step
+from lab.errors import LabError
+from lab.transport import image, image_build, image_context
+from lab.transport.engine import connect
 from lab.transport.requirements import Requirements
 
 
@@ -21,11 +22,16 @@ def test_the_context_is_all_that_the_dockerfile_copies(tmp_path: Path) -> None:
     assert not context.exists()
 
 
-def test_the_tag_follows_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def copy_of_lab(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the image built from a copy that a test may change."""
     root = Path(lab.__file__).parent.parent
-    for folder in ("lab", "docker"):
-        shutil.copytree(root / folder, tmp_path / folder, symlinks=True)
-    monkeypatch.setattr(lab, "__file__", str(tmp_path / "lab/__init__.py"))
+    for name in ("lab", "docker"):
+        shutil.copytree(root / name, folder / name, symlinks=True)
+    monkeypatch.setattr(lab, "__file__", str(folder / "lab/__init__.py"))
+
+
+def test_the_tag_follows_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_of_lab(tmp_path, monkeypatch)
     before = image.image_tag()
     assert image.image_tag() == before
     with (tmp_path / "lab/node/agent.py").open("a") as file:
@@ -79,10 +85,60 @@ def test_steps_of_the_build_are_told_once_they_work() -> None:
         "#8 0.512 Collecting x",
         "#8 0.600 Collecting y",
     ]
-    assert [_step(line, steps) for line in lines] == [
+    assert [image_build._step(line, steps) for line in lines] == [
         None,
         None,
         None,
         "step 4/12: RUN pip install x",
         None,
     ]
+
+
+BUILDKIT = """\
+#3 [internal] load metadata for docker.io/library/debian:nosuch
+#3 ERROR: failed to do request: Head "https://example.org": no such host
+------
+ > [internal] load metadata for docker.io/library/debian:nosuch:
+------
+ERROR: failed to solve: rpc error: code = Unknown desc = failed to solve with frontend d.v0: \
+failed to create LLB definition: failed to do request: Head "https://example.org": no such host
+"""
+FULL = """\
+#9 1.2 E: Write error - write (28: No space left on device)
+ERROR: failed to solve: process "/bin/sh -c apt-get update" did not complete: exit code: 100
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (
+            BUILDKIT,
+            'its base image debian:nosuch cannot be had: Head "https://example.org": no such host; '
+            "look at the network, or bring it to this engine: docker pull, docker load (",
+        ),
+        (FULL, 'process "/bin/sh -c apt-get update" did not complete: exit code: 100; free some'),
+        ("#9 fatal\n", "the image of the nodes cannot be built: #9 fatal; see why, then try again"),
+    ],
+)
+def test_a_build_that_fails(
+    output: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    told = image_build._why(output.splitlines(), None)
+    assert words in told
+    assert "\n" not in told
+    log = tmp_path / "multinode-lab/build.log"
+    assert told.endswith(f"(all of its output: {log})")
+    assert log.read_text() == output
+
+
+@pytest.mark.docker
+def test_a_base_image_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_of_lab(tmp_path, monkeypatch)
+    dockerfile = tmp_path / "docker/node.Dockerfile"
+    base = "FROM multinode-lab-test/nosuch:1"
+    dockerfile.write_text(dockerfile.read_text().replace("FROM debian:bookworm-slim", base))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(LabError, match="its base image multinode-lab-test/nosuch:1 cannot be had"):
+        image.ensure_image(connect(), lambda _line: None)
