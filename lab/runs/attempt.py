@@ -106,7 +106,7 @@ class Attempt:
         for link in self._links.values():
             link.channel.close_stdin()
         for link in self._links.values():
-            with contextlib.suppress(TimeoutError, OSError):
+            with contextlib.suppress(TimeoutError, OSError, LabError):  # the end says why
                 link.channel.wait(timeout=0 if link.node.name in self._silent else AGENT_PATIENCE)
             link.channel.close()
 

@@ -31,6 +31,7 @@ class Channel(Protocol):
 
         Raises:
             TimeoutError: it still runs after `timeout` seconds.
+            LabError: it cannot be said, since the engine does not answer.
         """
 
     def close(self) -> None:
@@ -71,7 +72,11 @@ class Transport(Protocol):
         """Start a command on a node. `cwd` defaults to the caller's working directory there."""
 
     def alive(self, node: Node) -> bool:
-        """Whether commands can be started on the node."""
+        """Whether commands can be started on the node.
+
+        Raises:
+            LabError: it cannot be said, since the engine does not answer.
+        """
 
     def python(self) -> Sequence[str]:
         """The argv prefix that runs the nodes' Python, with `lab` importable."""

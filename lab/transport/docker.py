@@ -23,7 +23,7 @@ from lab.transport.containers import (
     memory_limit,
     node_address,
 )
-from lab.transport.engine import api_errors, connect, engine_answers
+from lab.transport.engine import EngineStoppedError, api_errors, connect, engine_answers
 from lab.transport.exec_channel import DockerChannel
 from lab.transport.image import chosen_requirements, ensure_image
 from lab.transport.labs import (
@@ -183,7 +183,6 @@ class DockerTransport:
     def _why_not_ready(self, container_id: str) -> str | None:
         """None when commands can be run on a node, else what its entrypoint said against it."""
         from docker.errors import APIError
-        from requests.exceptions import RequestException
 
         api: Any = self._client.api
         said = b""
@@ -192,7 +191,7 @@ class DockerTransport:
             said = api.exec_start(created)
             if api.exec_inspect(created)["ExitCode"] == 0:
                 return None
-        with contextlib.suppress(RequestException):  # its own words are better, once it has ended
+        with contextlib.suppress(EngineStoppedError):  # its own words are better, once it has ended
             api.wait(container_id, timeout=5)
             said = api.logs(container_id, tail=5) or said
         return said.decode(errors="replace").strip().removeprefix("lab: ")
@@ -253,7 +252,11 @@ class DockerTransport:
         """See `Transport`."""
         if not self._brought_up:
             return
-        with workdir_lock(self.workdir, wait=True), without_interrupts():
+        with (
+            workdir_lock(self.workdir, wait=True),
+            without_interrupts(),
+            contextlib.suppress(EngineStoppedError),  # lab gc removes them later
+        ):
             for lab in find_labs(self._client, self.lab_id):
                 if self._busy_node(lab) is None:
                     remove_lab(self._client, lab)
@@ -283,12 +286,16 @@ class DockerTransport:
         return [*where, ENTRYPOINT, *argv]
 
     def alive(self, node: Node) -> bool:
-        """See `Transport`."""
+        """See `Transport`.
+
+        Raises:
+            EngineStoppedError: nobody can say.
+        """
         from docker.errors import APIError
 
         try:
             state = self._client.api.inspect_container(self._container(node.name))["State"]
-        except (APIError, OSError):
+        except APIError:
             return False
         return bool(state["Running"]) and not state["Paused"]
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lab.errors import LabError
 from lab.transport.base import StreamName
 from lab.transport.containers import ENTRYPOINT
+from lab.transport.engine import EngineStoppedError
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -211,7 +212,7 @@ class DockerChannel:
         with contextlib.suppress(OSError, ValueError):
             self._shutdown(socket.SHUT_RDWR)
         self._response.close()
-        with contextlib.suppress(APIError):
+        with contextlib.suppress(APIError, EngineStoppedError):
             if self._exit_code() is None:
                 ending = self._api.exec_create(
                     self._container, [ENTRYPOINT, "--end", self._token], user="0:0"

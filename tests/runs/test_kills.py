@@ -61,7 +61,7 @@ class Run:
         return []
 
     def wait_for_ranks(self) -> None:
-        for _ in range(600):
+        for _ in range(2400):  # on a busy machine torch takes its time
             if sum(event["type"] == "started" for event in self.events) == 2:
                 return
             assert self.controller.poll() is None, self.controller.communicate()
