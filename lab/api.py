@@ -78,6 +78,7 @@ def run(
     slots: int | None = None,
     on: str | None = None,
     env: Mapping[str, str] | None = None,
+    requirements: str | Path | None = None,
     timeout: float | None = None,
     grace: float = 30.0,
     cold: bool = False,
@@ -95,6 +96,7 @@ def run(
     slots: int | None = None,
     on: str | None = None,
     env: Mapping[str, str] | None = None,
+    requirements: str | Path | None = None,
     timeout: float | None = None,
     grace: float = 30.0,
     cold: bool = False,
@@ -112,6 +114,7 @@ def run(
     slots: int | None = None,
     on: str | None = None,
     env: Mapping[str, str] | None = None,
+    requirements: str | Path | None = None,
     timeout: float | None = None,
     grace: float = 30.0,
     cold: bool = False,
@@ -132,6 +135,7 @@ def run(
         slots: other ranks per node; likewise.
         on: another place than the topology's: local, docker.
         env: variables for the ranks, on top of the topology's.
+        requirements: a file of packages for the ranks, as for `lab run --requirements`.
         timeout: seconds after which the run is ended.
         grace: seconds between SIGTERM and SIGKILL after Ctrl-C or `timeout`.
         cold: start the ranks from nothing, though nodes may have a warm process.
@@ -152,18 +156,21 @@ def run(
     loaded = _topology(topology, nodes, slots, on)
     cwd = Path.cwd()
     call: Call | None = None
+    settings: dict[str, Any] = {"env": _variables(env), "cold": cold}
+    if requirements is not None:
+        settings["requirements"] = Path(requirements)
     if isinstance(what, Job):
-        if args or kwargs or env or cold:
+        if args or kwargs or env or requirements or cold:
             raise UsageError("a Job has its arguments and variables in it; give it none beside it")
         job = what
     elif isinstance(what, str | Path):
         if kwargs:
             raise UsageError("kwargs are for functions; a script takes args, each a string")
         words = [str(what), *map(str, args)]
-        job = Job.from_command_line(words, topology=loaded, cwd=cwd, env=_variables(env), cold=cold)
+        job = Job.from_command_line(words, topology=loaded, cwd=cwd, **settings)
     else:
         call = Call.of(what, args, kwargs or {}, cwd=cwd, local=loaded.on == "local")
-        job = Job(command=call.command, cwd=cwd, env=_variables(env), cold=cold)
+        job = Job(command=call.command, cwd=cwd, **settings)
 
     listeners, progress = _console(loaded, quiet)
     controller, verdict = execute(

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -87,6 +88,27 @@ def test_packages_are_there_once_for_each_content(requiring: Requiring) -> None:
     without = requiring.lab("run", "-t", "pair", "--on", "local", script, env=requiring.env)
     assert without.returncode == 1  # a run has what its own command names
     assert "lab run --requirements requirements.txt" in without.stderr.splitlines()[-1]
+
+
+API = """
+from lab import run
+
+def work():
+    import labtestone
+    return labtestone.__name__
+
+if __name__ == "__main__":
+    print(run(work, "solo", on="local", requirements="wanted.txt", quiet=True).results)
+"""
+
+
+def test_from_python(requiring: Requiring) -> None:
+    requiring.words()  # writes the file
+    program = [sys.executable, requiring.lab.script(API)]
+    env = {**os.environ, **requiring.env}
+    cwd = requiring.lab.cwd
+    done = subprocess.run(program, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "('labtestone',)\n", done.stderr
 
 
 def test_its_commands_are_found(requiring: Requiring) -> None:
