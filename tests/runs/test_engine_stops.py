@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,8 @@ class Proxy:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._engine = str(connect().api.get_adapter("http+docker://").socket_path)
+        adapter: Any = connect().api.get_adapter("http+docker://")
+        self._engine = str(adapter.socket_path)
         self._open: list[socket.socket] = []
         self.listen()
 
