@@ -67,6 +67,7 @@ class FlatParameter:
         *,
         compute_dtype: torch.dtype,
         reduce_dtype: torch.dtype,
+        offload: bool,
         meter: Meter,
     ) -> None:
         """Keep this rank's part of the parameters; the rest of their memory is given back.
@@ -76,6 +77,7 @@ class FlatParameter:
             group: the ranks that share them.
             compute_dtype: of the full tensor, and on the wire.
             reduce_dtype: of gradients on the wire.
+            offload: keep the shard on the CPU.
             meter: counts bytes.
         """
         self.slots = list(slots)
@@ -100,7 +102,8 @@ class FlatParameter:
         self.gaps.append(slice(end, self.size * self.length))
         self.gaps = [gap for gap in self.gaps if gap.start < gap.stop]
 
-        self.shard = torch.zeros(self.length, dtype=self.dtype, device=self.device)
+        home = torch.device("cpu") if offload else self.device
+        self.shard = torch.zeros(self.length, dtype=self.dtype, device=home)
         for slot in self.slots:
             self._cut(slot)
 
@@ -135,6 +138,13 @@ class FlatParameter:
         slot.sharded.grad = None
         slot.sharded.data = part
 
+    def write_back(self, number: int, whole: Tensor) -> None:
+        """Take this rank's part of a slot's new value."""
+        slot = self.slots[number]
+        part = self.shard[slot.place]
+        ordered = in_memory_order(whole.detach(), slot.stride)
+        part.copy_(ordered[slot.offset : slot.offset + len(part)])
+
     # Parameters.
 
     def start_gather(self) -> None:
@@ -143,10 +153,17 @@ class FlatParameter:
             self.gathered = True
             self.full.untyped_storage().resize_(self.full.numel() * self.full.element_size())
             self.meter.parameters.add(self.full.nbytes)
-        mine = self.shard.to(self.full.dtype)
-        parts = list(self.full.split(self.length))
-        self._gathering = dist.all_gather(parts, mine, group=self.group, async_op=True)
+        mine = self.shard.to(self.device, self.full.dtype)
+        self._gathering = self._all_gather(self.full, mine)
         self.meter.sent_bytes += (self.size - 1) * mine.nbytes
+
+    def _all_gather(self, full: Tensor, mine: Tensor) -> dist.Work | None:
+        # As bytes: backends do not know all dtypes.
+        parts = [part.view(torch.uint8) for part in full.split(len(mine))]
+        work: dist.Work | None = dist.all_gather(
+            parts, mine.view(torch.uint8), group=self.group, async_op=True
+        )
+        return work
 
     def finish_gather(self) -> None:
         """Wait until the full tensor is there."""
@@ -161,6 +178,22 @@ class FlatParameter:
             self.gathered = False
             self.full.untyped_storage().resize_(0)
             self.meter.parameters.add(-self.full.nbytes)
+
+    def whole(self, mine: Tensor) -> Tensor:
+        """Gather what is laid out as the shard, in its own dtype. A collective.
+
+        Args:
+            mine: [length], of the same dtype on all ranks.
+
+        Returns:
+            [N x length].
+        """
+        mine = mine.to(self.device)
+        full = mine.new_empty(self.size * self.length)
+        work = self._all_gather(full, mine)
+        assert work is not None
+        work.wait()
+        return full
 
     # Gradients.
 
@@ -180,6 +213,14 @@ class FlatParameter:
             view.copy_(gradient)
             self.collected.add(number)
 
+    def shard_of_gradients(self) -> Tensor:
+        """The sharded parameters' gradients as [length], with zeros where there are none."""
+        mine = torch.zeros_like(self.shard)
+        for slot in self.slots:
+            if slot.sharded.grad is not None:
+                mine[slot.place] = slot.sharded.grad
+        return mine
+
     def start_reduce(self) -> None:
         """Begin to send each rank its N-th of the gradients. A collective, in the background.
 
@@ -196,7 +237,12 @@ class FlatParameter:
             gradients[gap].zero_()
         contributions = torch.empty_like(gradients)
         self.meter.gradients.add(contributions.nbytes)
-        work = dist.all_to_all_single(contributions, gradients, group=self.group, async_op=True)
+        work = dist.all_to_all_single(
+            contributions.view(torch.uint8),
+            gradients.view(torch.uint8),
+            group=self.group,
+            async_op=True,
+        )
         self.meter.sent_bytes += (self.size - 1) * self.length * gradients.element_size()
         # The message must live until it is sent.
         self.gradients = gradients
@@ -224,7 +270,7 @@ class FlatParameter:
         total = contributions[0].to(wide, copy=True)
         for contribution in contributions[1:]:
             total += contribution
-        return total.div_(self.size).to(self.dtype)
+        return total.div_(self.size).to(self.shard.device, self.dtype)
 
     def drop_gradients(self) -> None:
         """Forget what was collected or is under way."""

@@ -1,78 +1,278 @@
-"""Fully sharded data parallelism from scratch.
+"""Fully sharded data parallelism from scratch: FullyShardedDataParallel.
 
-Read `minimal.py` (its `fsdp_round_trip_sketch`) and `flat_parameter.py` first. Each rank keeps one
-N-th of parameters, gradients and the optimiser's states. A unit, mostly a block of the model, gets
-its full parameters from the other ranks just before it computes, and gives them up right after.
+Read `fsdp_round_trip_sketch` in `minimal.py` first. Each rank keeps one N-th of the parameters, of
+their gradients and of the optimiser's states. A unit, mostly a block of the model, gets its full
+parameters from the other ranks just before it computes, and gives them up right after.
 
     model = FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}))
     optimizer = torch.optim.AdamW(model.parameters())   # after wrapping: of this rank's parts
+    for inputs, targets in loader:                      # each rank its own part
+        optimizer.zero_grad()
+        loss_fn(model(inputs), targets).backward()      # averages the gradients as it goes
+        model.clip_grad_norm_(1.0)
+        optimizer.step()
+
+The parts: `flat_parameter.py` shards, gathers and reduces, `fsdp_unit.py` switches modules between
+sharded and full parameters, `fsdp_order.py` keeps the ranks in step, `fsdp_conductor.py` says what
+happens when, `fsdp_wrap.py` and `fsdp_options.py` serve the constructor, `fsdp_module.py` and
+`fsdp_state.py` save and load, `meter.py` counts bytes.
+
+Any optimiser will do that treats each element by itself (SGD, Adam, AdamW and most others), for it
+sees flat parts of parameters, some of them empty.
+
+Names and defaults of the arguments are torch's
+(torch/distributed/fsdp/fully_sharded_data_parallel.py). Differences:
+
+- Parameters keep their names and are always separate, as with torch's use_orig_params=True.
+- A step sends at most 3(N-1)/N of the parameters' bytes per rank, with gloo as well.
+- Gradients are summed in rank order, then divided: bitwise what one process gets that accumulates
+  the ranks' batches. A parameter without a gradient counts as zeros, also where no rank has one.
+- Every forward and backward gathers and reduces all units, in one order, whether this rank uses
+  them or not; so ranks that skip different units do not wait for each other for ever.
+- The next unit is gathered in advance in forward, too: a CPU has no streams that run ahead.
+
+Sources: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023,
+https://arxiv.org/abs/2304.11277; Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training
+Trillion Parameter Models", SC 2020, https://arxiv.org/abs/1910.02054.
 """
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from lab.parallel.flat_parameter import Slot
 from lab.parallel.fsdp_conductor import Conductor
+from lab.parallel.fsdp_module import ShardedModule
+from lab.parallel.fsdp_options import (
+    BackwardPrefetch,
+    CPUOffload,
+    MixedPrecision,
+    ShardingStrategy,
+    check_precision,
+    group_of,
+    reshards_after_forward,
+)
 from lab.parallel.fsdp_unit import Unit
+from lab.parallel.fsdp_wrap import (
+    buffers_of,
+    clean_name,
+    compute_dtype,
+    convert_buffers,
+    own_modules,
+    prepare,
+    slots_of,
+    units_by_policy,
+    wrap_inside,
+)
+from lab.parallel.graph import converted_to
+from lab.parallel.replicas import broadcast_, check_replicas, layout_of
 
 
-class FullyShardedDataParallel(nn.Module):
-    """First version: FULL_SHARD."""
+class FullyShardedDataParallel(ShardedModule):
+    """A module whose parameters are spread over the ranks, but for the time in which they are used.
 
-    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
-        """Shard."""
+    Outside of forward and backward, `parameters()` are this rank's parts, of shape [elements].
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: dist.ProcessGroup | None = None,
+        sharding_strategy: ShardingStrategy | None = None,
+        cpu_offload: CPUOffload | None = None,
+        auto_wrap_policy: Any = None,
+        backward_prefetch: BackwardPrefetch | None = BackwardPrefetch.BACKWARD_PRE,
+        mixed_precision: MixedPrecision | None = None,
+        ignored_modules: Iterable[nn.Module] | None = None,
+        param_init_fn: Callable[[nn.Module], None] | None = None,
+        device_id: int | torch.device | None = None,
+        sync_module_states: bool = False,
+        forward_prefetch: bool = True,
+        limit_all_gathers: bool = True,
+        use_orig_params: bool = True,
+        ignored_states: Iterable[nn.Parameter] | Iterable[nn.Module] | None = None,
+        device_mesh: Any = None,
+    ) -> None:
+        """Check that all ranks have the same model, and keep this rank's part. A collective.
+
+        Args:
+            module: what is not in a unit inside it becomes one unit. Its parameters may be of
+                several dtypes, tied, frozen, or on the meta device.
+            process_group: the ranks to shard among; default all.
+            sharding_strategy: FULL_SHARD (default) or SHARD_GRAD_OP, by which the full parameters
+                stay from forward to backward.
+            cpu_offload: `offload_params=True`: shards, gradients and the optimiser's states live on
+                the CPU.
+            auto_wrap_policy: which modules inside become units: one of torch.distributed.fsdp.wrap.
+            backward_prefetch: BACKWARD_PRE, BACKWARD_POST or None: not in advance.
+            mixed_precision: dtypes of computing and of the wire.
+            ignored_modules: their parameters stay whole, and nobody averages their gradients.
+            param_init_fn: gives a module's own parameters memory and values, if they are on the
+                meta device; default `to_empty` and `reset_parameters()`.
+            device_id: move the module there before.
+            sync_module_states: start from rank 0's values. Otherwise each rank's part comes from
+                its own.
+            forward_prefetch: gather the next unit while one computes in forward, too.
+            limit_all_gathers: for scripts written for torch. Always so here: one in advance.
+            use_orig_params: for scripts written for torch. Always so here.
+            ignored_states: as ignored_modules, or parameters.
+            device_mesh: of one dimension, instead of a process group.
+
+        Raises:
+            ValueError: the ranks' models differ (raised on every rank), weights are tied across
+                units, parameters are on several devices, or an option is not supported.
+            TypeError: a parameter that needs a gradient is complex.
+        """
         super().__init__()
+        del limit_all_gathers, use_orig_params
+        group = self.process_group = group_of(process_group, device_mesh)
+        reshard = reshards_after_forward(sharding_strategy)
+        self._precision = check_precision(mixed_precision)
+        not_ours = {*(ignored_modules or ()), *(ignored_states or ())}
+        ignored = {inner for m in not_ours if isinstance(m, nn.Module) for inner in m.modules()}
+        if auto_wrap_policy is not None:
+            options = {
+                "process_group": group,
+                "sharding_strategy": sharding_strategy,
+                "cpu_offload": cpu_offload,
+                "backward_prefetch": backward_prefetch,
+                "mixed_precision": mixed_precision,
+                "param_init_fn": param_init_fn,
+                "device_id": device_id,
+                "sync_module_states": sync_module_states,
+                "forward_prefetch": forward_prefetch,
+                "ignored_states": not_ours,
+            }
+            wrap_inside(
+                module,
+                units_by_policy(module, auto_wrap_policy, ignored),
+                lambda inner, own: FullyShardedDataParallel(inner, **{**options, **own}),
+            )
+
+        own = list(own_modules(module, lambda m: m in ignored or isinstance(m, type(self))))
+        self._not_ours = {id(state) for state in not_ours}
+        prepare(own, self._not_ours, device_id, param_init_fn)
+        slots = slots_of(own, self._not_ours)
+        buffers = buffers_of(own)
+        rows = [("option sharding_strategy", "FULL_SHARD" if reshard else "SHARD_GRAD_OP")]
+        rows += [(f"parameter {slot.name}", layout_of(slot.sharded)) for slot in slots]
+        rows += [(f"buffer {name}", layout_of(buffer)) for name, buffer in buffers]
+        check_replicas(rows, group)
+        if sync_module_states:
+            tensors = [slot.sharded for slot in slots] + [buffer for _, buffer in buffers]
+            broadcast_(tensors, 0, group)
+        convert_buffers(own, self._precision)
+
         self._fsdp_wrapped_module = module
-        self.process_group = process_group
-        inner = [m for m in module.modules() if isinstance(m, FullyShardedDataParallel)]
-        taken = {id(p) for m in inner for p in m.parameters()}
-        slots: dict[int, Slot] = {}
-        for prefix, owner in module.named_modules():
-            for name, parameter in owner._parameters.items():
-                if parameter is None or id(parameter) in taken:
-                    continue
-                if id(parameter) in slots:
-                    slots[id(parameter)].owners.append((owner, name))
-                    continue
-                slots[id(parameter)] = Slot(
-                    name=f"{prefix}.{name}" if prefix else name,
-                    owners=[(owner, name)],
-                    shape=parameter.shape,
-                    stride=parameter.stride(),
-                    start=0,
-                    sharded=parameter,
-                )
         self._unit = Unit(
             type(module).__name__,
-            [(slot, slot.sharded.dtype) for slot in slots.values()],
-            process_group,
-            reduce_dtype=None,
-            reshard_after_forward=True,
+            [(slot, compute_dtype(slot, self._precision)) for slot in slots],
+            group,
+            reduce_dtype=self._precision.reduce_dtype,
+            reshard_after_forward=reshard,
+            offload=bool(cpu_offload and cpu_offload.offload_params),
         )
-        for m in inner:
-            m._unit.share(self._unit.meter)
-        self._own = Conductor(
+        inner = self.fsdp_modules(self)[1:]
+        for prefix, m in module.named_modules():
+            if isinstance(m, type(self)):
+                m._unit.name = f"{clean_name(prefix)} ({type(m.module).__name__})"
+                m._unit.share(self._unit.meter)
+        self._own_conductor = Conductor(
             [self._unit, *(m._unit for m in inner)],
-            process_group,
-            prefetch_forward=True,
-            prefetch_backward=True,
+            group,
+            prefetch_forward=forward_prefetch,
+            prefetch_backward=None if backward_prefetch is None else backward_prefetch.name,
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward."""
+        """The module's own forward on this rank's part of the batch. A collective.
+
+        Raises:
+            RuntimeError: a unit is used again after it was freed, unlike in the first forward.
+        """
         conductor = self._unit.conductor
         if conductor is not None and conductor.busy:
-            return self._forward(conductor, args, kwargs)
-        with self._own.forward(self.training):
-            return self._forward(self._own, args, kwargs)
+            cast = self._precision.cast_forward_inputs
+            return self._forward(conductor, cast, args, kwargs)
+        cast = self._precision.cast_root_forward_inputs
+        with self._own_conductor.forward(self.training):
+            return self._forward(self._own_conductor, cast, args, kwargs)
 
-    def _forward(self, conductor: Conductor, args: Any, kwargs: Any) -> Any:
-        conductor.before_forward(self._unit)
-        outputs = self._fsdp_wrapped_module(*args, **kwargs)
-        conductor.after_forward(self._unit, (args, kwargs), outputs)
+    def _forward(self, conductor: Conductor, cast: bool, args: Any, kwargs: Any) -> Any:
+        dtype = self._precision.param_dtype
+        if dtype is not None and cast:
+            args, kwargs = converted_to(dtype, args), converted_to(dtype, kwargs)
+        with conductor.unit_forward(self._unit):
+            outputs = self._fsdp_wrapped_module(*args, **kwargs)
+            conductor.hook_outputs(self._unit, (args, kwargs), outputs)
         return outputs
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only accumulate, on each rank by itself: for all microbatches of a step but the last.
+
+        Put forward and backward inside: what counts is where forward was called. Costs memory: this
+        rank's full gradients stay until the next backward outside. Of the outermost unit only.
+        """
+        conductor = self._own_conductor
+        before = conductor.sync_gradients
+        conductor.sync_gradients = False
+        try:
+            yield
+        finally:
+            conductor.sync_gradients = before
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale all gradients so that their norm over all ranks is at most `max_norm`.
+
+        A collective. torch.nn.utils.clip_grad_norm_ would take the norm of this rank's part.
+
+        Args:
+            max_norm: the largest norm that is left alone.
+            norm_type: p of the norm, inf included.
+
+        Returns:
+            The norm before, a float32 scalar, equal on all ranks.
+        """
+        sharded = {id(slot.sharded) for m in self.fsdp_modules(self) for slot in m._unit.slots}
+        parts: list[Tensor] = []
+        whole: list[Tensor] = []
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                (parts if id(parameter) in sharded else whole).append(parameter.grad)
+        norm = self._norm(parts, whole, float(norm_type))
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in (*parts, *whole):
+            gradient.mul_(factor.to(gradient.device, gradient.dtype))
+        return norm
+
+    def _norm(self, parts: list[Tensor], whole: list[Tensor], p: float) -> Tensor:
+        """Over this rank's parts, all others', and what every rank has whole."""
+        device = self._unit.device
+
+        def norm_of(gradients: list[Tensor]) -> Tensor:
+            norms = [
+                torch.linalg.vector_norm(g, p, dtype=torch.float32) for g in gradients if g.numel()
+            ]
+            zero = torch.zeros((), device=device)
+            together = torch.stack([zero, *(norm.to(device) for norm in norms)])
+            norm: Tensor = torch.linalg.vector_norm(together, p)
+            return norm
+
+        mine = norm_of(parts)
+        if p == float("inf"):
+            # A MAX over the ranks may drop a NaN; it never drops infinity.
+            total = torch.nan_to_num(mine, nan=p, posinf=p)
+            dist.all_reduce(total, op=dist.ReduceOp.MAX, group=self.process_group)
+            return torch.maximum(total, norm_of(whole))
+        total = mine**p
+        dist.all_reduce(total, group=self.process_group)
+        return (total + norm_of(whole) ** p) ** (1 / p)
 
 
 FSDP = FullyShardedDataParallel
+"""The name that most scripts use."""

@@ -30,7 +30,7 @@ class Conductor:
         group: dist.ProcessGroup | None,
         *,
         prefetch_forward: bool,
-        prefetch_backward: bool,
+        prefetch_backward: str | None,
     ) -> None:
         """The outermost first, then those inside in order of registration."""
         self.units = units
@@ -92,29 +92,35 @@ class Conductor:
     def _stays_for_backward(self, unit: Unit) -> bool:
         return unit is self.outermost or not unit.reshard_after_forward
 
-    def before_forward(self, unit: Unit) -> None:
-        """Its full parameters, and the next ones on the way."""
+    @contextmanager
+    def unit_forward(self, unit: Unit) -> Iterator[None]:
+        """The forward of one unit: its full parameters inside, and the next ones on the way."""
         assert self._gathers is not None
         self._gathers.need(unit)
         unit.show_full()
         if self._in_forward and self._prefetch_forward:
             self._gathers.prefetch()
+        try:
+            yield
+        finally:
+            # Where a checkpoint recomputes it in backward, its gradients come next.
+            if self._in_forward:
+                self._after_forward(unit)
 
-    def after_forward(self, unit: Unit, inputs: Any, outputs: Any) -> None:
-        """Its parameters may go, unless backward is what called."""
-        if torch.is_grad_enabled():
-            self._hook(unit, inputs, outputs)
-        if not self._in_forward:
-            return  # recomputed by a checkpoint: its gradients come next
-        unit.show_sharded()
-        if (
-            unit.reshard_after_forward
-            and unit is not self.outermost
-            and (unit not in self._repeated)
-        ):
+    def _after_forward(self, unit: Unit) -> None:
+        if self._is_freed_after_forward(unit):
             unit.free()
+        else:
+            unit.show_sharded()
 
-    def _hook(self, unit: Unit, inputs: Any, outputs: Any) -> None:
+    def _is_freed_after_forward(self, unit: Unit) -> bool:
+        kept = unit is self.outermost or unit in self._repeated
+        return unit.reshard_after_forward and not kept
+
+    def hook_outputs(self, unit: Unit, inputs: Any, outputs: Any) -> None:
+        """Have backward tell when it comes to a unit, and when it is done with it."""
+        if not torch.is_grad_enabled():
+            return
         for tensor in tensors_in(outputs):
             if tensor.requires_grad and tensor.grad_fn is not None:
                 tensor.register_hook(lambda _: self._before_backward(unit))
@@ -155,11 +161,12 @@ class Conductor:
         assert self._gathers is not None
         self._gathers.need(unit)
         unit.show_full()
-        if self._prefetch_backward:
+        if self._prefetch_backward == "BACKWARD_PRE":
             self._gathers.prefetch()
 
     def _gradient_came(self, unit: Unit) -> None:
         self._begin_backward()
+        assert self._gathers is not None
         assert self._reductions is not None
         self._any_gradient = True
         if self._sync and self._reductions.is_begun(unit):
@@ -170,6 +177,8 @@ class Conductor:
         if unit.waiting:
             return
         self._free_if_done(unit)
+        if self._prefetch_backward == "BACKWARD_POST":
+            self._gathers.prefetch()
         if self._sync:
             self._reductions.ready(unit)
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from lab.parallel.flat_parameter import FlatParameter, Slot
 from lab.parallel.meter import Meter
 
-GradientHook = Callable[[FlatParameter, int], None]
+SHARDED_IN = "_fsdp_unit"
+"""Attribute of a parameter that belongs to a unit, so that no other takes it."""
 
 
 class Unit:
@@ -28,6 +29,7 @@ class Unit:
         *,
         reduce_dtype: torch.dtype | None,
         reshard_after_forward: bool,
+        offload: bool,
     ) -> None:
         """Shard the parameters.
 
@@ -36,6 +38,7 @@ class Unit:
             slots: with whole parameters, and the dtype in which each is to be computed with.
             group: the ranks that share them.
             reduce_dtype: of gradients on the wire; default that of computing.
+            offload: keep the shards on the CPU.
             reshard_after_forward: False: keep the full parameters until backward has used them.
         """
         self.name = name
@@ -44,6 +47,7 @@ class Unit:
         kinds: dict[tuple[torch.dtype, torch.dtype, bool], list[Slot]] = {}
         for slot, compute in slots:
             parameter = slot.sharded
+            setattr(parameter, SHARDED_IN, f"{slot.name} of {name}")
             kinds.setdefault((parameter.dtype, compute, parameter.requires_grad), []).append(slot)
         self.flats = [
             FlatParameter(
@@ -51,6 +55,7 @@ class Unit:
                 group,
                 compute_dtype=compute,
                 reduce_dtype=reduce_dtype or compute,
+                offload=offload,
                 meter=self.meter,
             )
             for (_, compute, _), members in kinds.items()
@@ -93,6 +98,11 @@ class Unit:
         }
 
     @property
+    def slots(self) -> list[Slot]:
+        """Of all parameters."""
+        return [slot for flat in self.flats for slot in flat.slots]
+
+    @property
     def gathered(self) -> bool:
         """Whether the full parameters are there or on the way."""
         return all(flat.gathered for flat in self.flats)
@@ -105,7 +115,7 @@ class Unit:
     @property
     def has_frozen(self) -> bool:
         """Whether a parameter gets no gradient, which could tell when backward is done with it."""
-        return any(not slot.sharded.requires_grad for flat in self.flats for slot in flat.slots)
+        return any(not slot.sharded.requires_grad for slot in self.slots)
 
     def start_gather(self) -> None:
         """Begin to fetch the full parameters. Collectives."""
@@ -132,6 +142,37 @@ class Unit:
             for slot in flat.slots:
                 for module, name in slot.owners:
                     _set_parameter(module, name, slot.sharded)
+
+    def show_whole(self, *, gather: bool, gradients: bool = False) -> None:
+        """Let them see whole parameters in their own dtype, to read and write outside of training.
+
+        Args:
+            gather: False: only this rank's part is right. True: a collective.
+            gradients: gather these as well.
+        """
+        for flat in self.flats:
+            if gather:
+                full = flat.whole(flat.shard)
+            else:
+                full = flat.shard.new_zeros(flat.size * flat.length)
+                full.view(flat.size, flat.length)[flat.rank] = flat.shard
+            full_gradients = flat.whole(flat.shard_of_gradients()) if gradients else None
+            for slot in flat.slots:
+                needs = slot.sharded.requires_grad
+                parameter = nn.Parameter(slot.view(full), requires_grad=needs)
+                if full_gradients is not None and slot.sharded.grad is not None:
+                    parameter.grad = slot.view(full_gradients)
+                for module, name in slot.owners:
+                    _set_parameter(module, name, parameter)
+
+    def write_back(self) -> None:
+        """Take this rank's part of what the modules hold as whole parameters."""
+        for flat in self.flats:
+            for number, slot in enumerate(flat.slots):
+                module, name = slot.owners[0]
+                whole = module._parameters[name]
+                assert whole is not None
+                flat.write_back(number, whole)
 
     def free(self) -> None:
         """Sharded again."""

@@ -1,6 +1,6 @@
 """What a forward returned, and which parameters it depends on."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -25,14 +25,23 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 def moved_to(device: torch.device, value: Any) -> Any:
     """The same lists, tuples and dicts with all tensors on the device."""
+    return _mapped(lambda tensor: tensor.to(device, non_blocking=True), value)
+
+
+def converted_to(dtype: torch.dtype, value: Any) -> Any:
+    """The same lists, tuples and dicts with all floating tensors in the dtype."""
+    return _mapped(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, value)
+
+
+def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
+        return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(moved_to(device, item) for item in value))
+        return type(value)(*(_mapped(function, item) for item in value))
     if type(value) in (list, tuple):
-        return type(value)(moved_to(device, item) for item in value)
+        return type(value)(_mapped(function, item) for item in value)
     if type(value) is dict:
-        return {key: moved_to(device, item) for key, item in value.items()}
+        return {key: _mapped(function, item) for key, item in value.items()}
     return value
 
 

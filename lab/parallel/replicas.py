@@ -21,20 +21,22 @@ def describe(module: nn.Module, options: dict[str, Any] | None = None) -> list[t
 
     Strides count as well: ranks with other memory layouts would add up other elements.
     """
-
-    def layout(tensor: Tensor) -> str:
-        kind = str(tensor.dtype).removeprefix("torch.")
-        text = f"{kind} {list(tensor.shape)} on {tensor.device.type}"
-        return text if tensor.is_contiguous() else f"{text} with strides {tensor.stride()}"
-
     rows = [(f"option {name}", repr(value)) for name, value in (options or {}).items()]
     for name, parameter in module.named_parameters():
-        text = layout(parameter)
-        if not parameter.requires_grad:
-            text += ", needs no gradient"
-        rows.append((f"parameter {name}", text))
-    rows += [(f"buffer {name}", layout(buffer)) for name, buffer in module.named_buffers()]
+        rows.append((f"parameter {name}", layout_of(parameter)))
+    rows += [(f"buffer {name}", layout_of(buffer)) for name, buffer in module.named_buffers()]
     return rows
+
+
+def layout_of(tensor: Tensor) -> str:
+    """A tensor in words: dtype, shape, kind of device, strides if unusual, frozen parameters."""
+    kind = str(tensor.dtype).removeprefix("torch.")
+    text = f"{kind} {list(tensor.shape)} on {tensor.device.type}"
+    if not tensor.is_contiguous():
+        text += f" with strides {tensor.stride()}"
+    if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
+        text += ", needs no gradient"
+    return text
 
 
 def check_replicas(
