@@ -81,6 +81,24 @@ def flood(
 
 
 @app.command()
+def death(
+    topology: TopologyOption = None,
+    nodes: NodesOption = None,
+    slots: SlotsOption = None,
+    on: OnOption = None,
+    runs: RunsOption = 5,
+) -> None:
+    """From one rank's SIGKILL to the end of all others; on containers beside torchrun."""
+    from lab.bench.death import bench_death
+    from lab.topology import load_topology
+
+    loaded = load_topology(topology, nodes=nodes, slots=slots, on=on)
+    with progress_line() as progress:
+        rows = bench_death(loaded, runs, progress)
+    _show(f"death-{loaded.on}", rows)
+
+
+@app.command()
 def link(runs: RunsOption = 3) -> None:
     """Bandwidth between two containers by the rate that the topology asks for."""
     from lab.bench.link import bench_link
@@ -209,4 +227,6 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value)
