@@ -6,17 +6,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
-SCHEMA = 1
+from lab.prove.recipe import Demand, Recipe
+from lab.prove.resources import Memory, Wire
+
+SCHEMA = 2
 """Of the JSON, `schema` in it. Not finite numbers are null."""
-TOLERANCE = 1e-6
-"""Largest |difference| in float32 that counts as equal."""
 BATCH_TOLERANCE = 1e-3
-"""The same for `manual_all_reduce_matches_single_process`."""
+"""Largest |difference| that counts as equal for `manual_all_reduce_matches_single_process`."""
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What was compared."""
+class Place:
+    """Where it was proven."""
 
     topology: str
     nodes: int
@@ -24,18 +25,6 @@ class Setting:
     torch: str
     """Version."""
     backend: str
-    parallel: str
-    impl: str
-    all_reduce: str
-    bucket_cap_mb: float
-    find_unused_parameters: bool
-    static_graph: bool
-    optimizer: str
-    learning_rate: float
-    batch_size: int
-    """Per rank."""
-    seed: int
-    tolerance: float = TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -58,6 +47,10 @@ class StepRow:
     """Max |difference|, after the all-reduce."""
     parameter_difference: float
     """Max |difference|, after the step."""
+    optimizer_difference: float
+    """Max |difference| of the optimiser's states, after the step."""
+    relative_difference: float
+    """The worst of loss, gradients, parameters and states, each as part of its largest value."""
     ranks_equal: bool
     """Whether the parameters are bitwise the same on every rank."""
 
@@ -66,10 +59,17 @@ class StepRow:
         """|difference| of the losses."""
         return abs(self.one_process_loss - self.ranks_loss)
 
-    def within(self, tolerance: float) -> bool:
-        """Whether this step is equal: NaN never is."""
-        differences = self.loss_difference, self.gradient_difference, self.parameter_difference
-        return self.ranks_equal and all(difference <= tolerance for difference in differences)
+    @property
+    def bitwise(self) -> bool:
+        """Whether the ranks and the one process have the same bits."""
+        same = self.ranks_sha256 == self.one_process_sha256
+        return self.ranks_equal and same and self.relative_difference == 0
+
+    def meets(self, demand: Demand) -> bool:
+        """Whether this step is as equal as it must be: NaN never is."""
+        if demand.bitwise:
+            return self.bitwise
+        return self.ranks_equal and self.relative_difference <= demand.tolerance
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,38 @@ class RankRow:
 
 
 @dataclass(frozen=True)
+class RoundTrip:
+    """Whether parameters come back with every bit, on every rank."""
+
+    shards: bool
+    """Flattened, padded, cut into one shard for each rank, gathered, unpadded."""
+    state_dict: bool | None
+    """The whole state saved to a file and loaded into shards of other values. None: no shards."""
+
+    @property
+    def ok(self) -> bool:
+        """Both."""
+        return self.shards and self.state_dict is not False
+
+
+@dataclass(frozen=True)
 class Report:
     """The outcome of a proof."""
 
-    setting: Setting
+    place: Place
+    recipe: Recipe
     steps: tuple[StepRow, ...]
     ranks: tuple[RankRow, ...]
     batch_difference: float
     """Of `manual_all_reduce_matches_single_process`: against the concatenated batch."""
+    round_trip: RoundTrip
+    wire: Wire
+    memory: Memory
+
+    @property
+    def demand(self) -> Demand:
+        """How equal it must be."""
+        return self.recipe.demand(self.place.world_size)
 
     @property
     def loss_difference(self) -> float:
@@ -112,46 +136,64 @@ class Report:
         return worst(step.parameter_difference for step in self.steps)
 
     @property
+    def optimizer_difference(self) -> float:
+        """The worst of all steps and ranks."""
+        return worst(step.optimizer_difference for step in self.steps)
+
+    @property
     def ranks_equal(self) -> bool:
         """Whether all ranks had bitwise the same parameters after every step."""
         return all(step.ranks_equal for step in self.steps)
 
     @property
     def bitwise(self) -> bool:
-        """Whether all ranks' parameters had the one process's bits after every step."""
-        same = all(step.ranks_sha256 == step.one_process_sha256 for step in self.steps)
-        return bool(self.steps) and same and self.ranks_equal
+        """Whether all ranks had the one process's bits in every step."""
+        return bool(self.steps) and all(step.bitwise for step in self.steps)
 
     @property
     def first_unequal(self) -> StepRow | None:
         """Where the ranks part from the one process, or from each other."""
-        tolerance = self.setting.tolerance
-        return next((step for step in self.steps if not step.within(tolerance)), None)
+        return next((step for step in self.steps if not step.meets(self.demand)), None)
+
+    @property
+    def faults(self) -> list[str]:
+        """What is not as it must be; empty where all is."""
+        found = []
+        first = self.first_unequal
+        if first is not None:
+            found.append(f"from step {first.step} on")
+        if not self.steps:
+            found.append("without any step")
+        if not self.ranks_equal:
+            found.append("the ranks differ among themselves")
+        if not self.batch_difference <= BATCH_TOLERANCE:
+            found.append(f"on the concatenated batch (difference {self.batch_difference:.1e})")
+        if not self.round_trip.ok:
+            found.append("shards do not come back with the same bits")
+        return [*found, *self.wire.faults, *self.memory.faults]
 
     @property
     def ok(self) -> bool:
-        """Whether N ranks computed what one process computes, in every step there was."""
-        batch = self.batch_difference <= BATCH_TOLERANCE
-        return bool(self.steps) and self.first_unequal is None and batch
+        """Whether N ranks did what one process does, in every step there was, at its price."""
+        return not self.faults
+
+    @property
+    def outcome(self) -> str:
+        """What came out, in a few words."""
+        bits = "bitwise " if self.bitwise or self.demand.bitwise else ""
+        faults = "" if self.ok else " " + ", and ".join(self.faults)
+        return f"{'' if self.ok else 'NOT '}{bits}equal to one process{faults}"
 
     @property
     def verdict(self) -> str:
         """One line for people."""
-        first = self.first_unequal
-        where = ""
-        if first is not None:
-            where = f" from step {first.step} on"
-            if not self.ranks_equal:
-                where += ", and the ranks differ among themselves"
-        elif not self.ok:
-            where = f" on the concatenated batch (difference {self.batch_difference:.1e})"
-        equal = "NOT equal" if not self.ok else "bitwise equal" if self.bitwise else "equal"
         return (
-            f"{equal} to one process{where}: "
+            f"{self.outcome}: "
             f"max |difference| of gradients {self.gradient_difference:.1e}, "
             f"of parameters {self.parameter_difference:.1e}, "
-            f"tolerance {self.setting.tolerance:.0e}, "
-            f"on {_count(self.setting.world_size, 'rank')} / {_count(self.setting.nodes, 'node')}"
+            f"of optimiser states {self.optimizer_difference:.1e}; "
+            f"demanded: {self.demand.words} ({self.demand.reason}), "
+            f"on {count(self.place.world_size, 'rank')} / {count(self.place.nodes, 'node')}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -160,16 +202,22 @@ class Report:
             "schema": SCHEMA,
             "ok": self.ok,
             "verdict": self.verdict,
-            **asdict(self.setting),
+            **asdict(self.place),
+            "recipe": asdict(self.recipe),
+            "demanded": self.demand._asdict(),
             "loss_difference": self.loss_difference,
             "gradient_difference": self.gradient_difference,
             "parameter_difference": self.parameter_difference,
+            "optimizer_difference": self.optimizer_difference,
             "ranks_equal": self.ranks_equal,
             "bitwise": self.bitwise,
             "manual_all_reduce_matches_single_process": {
                 "difference": self.batch_difference,
                 "tolerance": BATCH_TOLERANCE,
             },
+            "fsdp_round_trip": asdict(self.round_trip),
+            "wire": asdict(self.wire),
+            "memory": asdict(self.memory),
             "ranks": [asdict(rank) for rank in self.ranks],
             "steps": [asdict(step) for step in self.steps],
         }
@@ -189,12 +237,16 @@ class Report:
         if data.get("schema") != SCHEMA:
             raise ValueError(f"a proof of schema {data.get('schema')!r}, expected {SCHEMA}")
         return cls(
-            setting=_fill(Setting, data),
+            place=_fill(Place, data),
+            recipe=Recipe(**data["recipe"]),
             steps=tuple(_fill(StepRow, step) for step in data["steps"]),
             ranks=tuple(_fill(RankRow, rank) for rank in data["ranks"]),
             batch_difference=_number(
                 data["manual_all_reduce_matches_single_process"]["difference"]
             ),
+            round_trip=RoundTrip(**data["fsdp_round_trip"]),
+            wire=Wire(**data["wire"]),
+            memory=Memory(**data["memory"]),
         )
 
 
@@ -204,14 +256,15 @@ def worst(differences: Iterable[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """As one says it."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _finite_or_null(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite_or_null(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_finite_or_null(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -220,7 +273,7 @@ def _number(value: Any) -> Any:
     return math.nan if value is None else value
 
 
-T = TypeVar("T", Setting, StepRow, RankRow)
+T = TypeVar("T", Place, StepRow, RankRow)
 
 
 def _fill(kind: type[T], data: Mapping[str, Any]) -> T:

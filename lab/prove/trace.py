@@ -2,8 +2,8 @@
 
 How close they come, measured with gloo on 1, 2, 3, 4 and 8 ranks: bitwise on one and two, since a
 sum of two has one order only. On more, a flat all-reduce sums in another order than rank order, so
-gradients differ by up to 6e-8, and over 200 steps of Adam the parameters by up to 1.2e-7. The
-ordered all-reduce is bitwise equal on any number of ranks.
+gradients differ by up to 6e-8, and over 200 steps of Adam the parameters by up to 1.2e-7. Where
+sums are taken in rank order, they are bitwise equal on any number of ranks.
 
 Over very many steps the rounding can reach a kink: with 8 ranks one hidden unit's input at step
 380 was 3e-7 on one side and 3e-8 on the other side of 0 for one sample, so the ReLU passed it in
@@ -12,86 +12,24 @@ with 4 not in 1000. That is float32, not a fault of the ranks, which stay bitwis
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count, islice
-from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lab.parallel import DistributedDataParallel, MinimalDDP, ZeroRedundancyOptimizer
-from lab.parallel.comm_hooks import ordered_hook
+from lab.prove.recipe import Recipe
+from lab.prove.subjects import States, Subject, gradient_of, on_ranks, one_process
 from lab.training.data import Sample, wine_split
 from lab.training.wine import WineClassifier
 from lab.training.world import World
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """What is trained: the Wine classifier, for some steps, over as many epochs as they need."""
-
-    steps: int = 20
-    batch_size: int = 32
-    """Per rank. The last batch of an epoch is smaller; it is so on all ranks."""
-    optimizer: Literal["adam", "sgd"] = "adam"
-    learning_rate: float = 1e-3
-    seed: int = 42
-    parallel: Literal["ddp", "zero1"] = "ddp"
-    """zero1: ddp, with the optimiser's states in N parts."""
-    impl: Literal["ours", "torch", "minimal"] = "ours"
-    all_reduce: Literal["flat", "ordered"] = "flat"
-    """Ordered: sums in rank order, bitwise equal to one process at any N. Ours only."""
-    bucket_cap_mb: float = 25.0
-    """MiB. 0: each gradient by itself. Not for minimal, like the next two."""
-    find_unused_parameters: bool = False
-    static_graph: bool = False
-
-    def __post_init__(self) -> None:
-        """Never run something else than was asked for.
-
-        Raises:
-            ValueError: an option that this implementation does not have.
-        """
-        if self.all_reduce == "ordered" and self.impl != "ours":
-            raise ValueError(f"the ordered all-reduce is in impl ours only, not in {self.impl}")
-        if self.parallel != "ddp" and self.impl == "minimal":
-            raise ValueError(f"impl minimal has no {self.parallel}")
-        buckets = self.bucket_cap_mb != 25 or self.find_unused_parameters or self.static_graph
-        if buckets and self.impl == "minimal":
-            raise ValueError("impl minimal has no buckets, and no options for them")
-
-    def replica_of(self, model: nn.Module) -> nn.Module:
-        """The model, wrapped. A collective."""
-        if self.impl == "minimal":
-            return MinimalDDP(model)
-        options: dict[str, Any] = {
-            "bucket_cap_mb": self.bucket_cap_mb,
-            "find_unused_parameters": self.find_unused_parameters,
-            "static_graph": self.static_graph,
-        }
-        if self.impl == "torch":
-            return TorchDDP(model, **options)
-        replica = DistributedDataParallel(model, **options)
-        if self.all_reduce == "ordered":
-            replica.register_comm_hook(None, ordered_hook)
-        return replica
-
-    def optimizer_of(self, model: nn.Module, shard: bool = False) -> torch.optim.Optimizer:
-        """A fresh optimiser, or the ranks' part of one."""
-        kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.SGD
-        if not shard or self.parallel == "ddp":
-            return kind(model.parameters(), lr=self.learning_rate)
-        zero: Any = ZeroRedundancyOptimizer
-        if self.impl == "torch":
-            from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero  # slow
-
-            zero = TorchZero
-        optimizer: torch.optim.Optimizer = zero(model.parameters(), kind, lr=self.learning_rate)
-        return optimizer
+Microbatch = tuple[int, Tensor, Tensor]
+"""Epoch, inputs [batch, 13], targets [batch]."""
 
 
 @dataclass
@@ -105,83 +43,94 @@ class Trace:
     """K tensors [P] float32 on the CPU, as the optimiser got them."""
     parameters: list[Tensor] = field(default_factory=list)
     """K tensors [P] float32 on the CPU, as the optimiser left them."""
+    states: list[States | None] = field(default_factory=list)
+    """Of the optimiser, likewise; None where this rank does not know them."""
     sha256: list[str] = field(default_factory=list)
     """Of the parameters' bytes."""
 
-    def step(
-        self, epoch: int, loss: float, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def step(self, epoch: int, loss: float, subject: Subject) -> None:
         """Take the optimiser's step and record what it started from and led to."""
-        trained = list(model.parameters())
-        self.gradients.append(_flat(p.grad for p in trained if p.grad is not None))
-        optimizer.step()
-        self.parameters.append(_flat(trained))
+        self.gradients.append(subject.gradients())
+        subject.optimizer.step()
+        self.parameters.append(subject.parameters())
+        self.states.append(subject.states())
         self.sha256.append(hashlib.sha256(self.parameters[-1].numpy().tobytes()).hexdigest())
         self.epochs.append(epoch)
         self.losses.append(loss)
 
 
-def batches(recipe: Recipe, rank: int, world_size: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """This rank's (epoch, inputs, targets) for each step, as `lab.training.wine` draws them."""
+def batches(recipe: Recipe, rank: int, world_size: int) -> Iterator[list[Microbatch]]:
+    """This rank's microbatches for each step, as `lab.training.wine` draws them."""
     data = wine_split().train
     sampler: DistributedSampler[Sample] = DistributedSampler(
         data, num_replicas=world_size, rank=rank, shuffle=True, seed=recipe.seed
     )
     loader = DataLoader(data, batch_size=recipe.batch_size, sampler=sampler)
 
-    def endless() -> Iterator[tuple[int, Tensor, Tensor]]:
+    def endless() -> Iterator[Microbatch]:
         for epoch in count(1):
             sampler.set_epoch(epoch)
             for inputs, targets in loader:
                 yield epoch, inputs, targets
 
-    return islice(endless(), recipe.steps)
+    drawn = endless()
+    for _ in range(recipe.steps):
+        yield list(islice(drawn, recipe.accumulate))
 
 
 def run_distributed(recipe: Recipe, world: World) -> Trace:
-    """Train data-parallel. A collective: every rank calls it and gets its own trace.
+    """Train on all ranks. A collective: every rank calls it and gets its own trace.
 
     Each rank begins with weights of its own, so the broadcast at construction is proven as well.
     """
     torch.manual_seed(recipe.seed + world.rank)
-    bare = WineClassifier().to(world.device)
-    model = recipe.replica_of(bare)
-    optimizer = recipe.optimizer_of(model, shard=True)
+    subject = on_ranks(recipe, WineClassifier().to(world.device), world.device)
     trace = Trace()
-    for epoch, inputs, targets in batches(recipe, world.rank, world.size):
-        optimizer.zero_grad()
-        loss = cross_entropy(model(inputs.to(world.device)), targets.to(world.device))
-        loss.backward()
-        if isinstance(model, MinimalDDP):
-            model.sync_grads()
-        trace.step(epoch, loss.item(), model, optimizer)
+    for microbatches in batches(recipe, world.rank, world.size):
+        subject.optimizer.zero_grad()
+        loss = 0.0
+        with subject.accumulating():
+            for microbatch in microbatches[:-1]:
+                loss += backward(recipe, subject, microbatch, world.device)
+        loss += backward(recipe, subject, microbatches[-1], world.device)
+        subject.finish_backward()
+        trace.step(microbatches[0][0], loss, subject)
     return trace
 
 
+@cache
 def run_one_process(recipe: Recipe, world_size: int, device: torch.device) -> Trace:
     """Train in this process alone what `world_size` ranks would train together.
 
-    Each step accumulates the gradients of the ranks' batches, in rank order, and divides by their
-    number. No collective and no wrapper takes part.
+    Each step accumulates every rank's microbatches as that rank does, adds the ranks' sums in rank
+    order, and divides by their number. No collective and no wrapper takes part.
     """
     torch.manual_seed(recipe.seed)
-    model = WineClassifier().to(device)
-    optimizer = recipe.optimizer_of(model)
+    subject = one_process(recipe, WineClassifier().to(device))
+    parameters = list(subject.model.parameters())
     trace = Trace()
-    shards = [batches(recipe, rank, world_size) for rank in range(world_size)]
-    for microbatches in zip(*shards, strict=True):
-        optimizer.zero_grad()
-        losses = []
-        for _, inputs, targets in microbatches:
-            loss = cross_entropy(model(inputs.to(device)), targets.to(device))
-            loss.backward()
-            losses.append(loss.item())
-        for parameter in model.parameters():
-            assert parameter.grad is not None
-            parameter.grad /= world_size
-        trace.step(microbatches[0][0], sum(losses) / world_size, model, optimizer)
+    everybodys = [batches(recipe, rank, world_size) for rank in range(world_size)]
+    for step in zip(*everybodys, strict=True):
+        loss = 0.0
+        totals: list[Tensor] = []
+        for microbatches in step:
+            subject.optimizer.zero_grad()
+            for microbatch in microbatches:
+                loss += backward(recipe, subject, microbatch, device)
+            own = [gradient_of(parameter) for parameter in parameters]
+            totals = [a + b for a, b in zip(totals, own, strict=True)] if totals else own
+        for parameter, total in zip(parameters, totals, strict=True):
+            parameter.grad = total / world_size
+        trace.step(step[0][0][0], loss / world_size, subject)
     return trace
 
 
-def _flat(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach().flatten() for tensor in tensors]).cpu()
+def backward(
+    recipe: Recipe, subject: Subject, microbatch: Microbatch, device: torch.device
+) -> float:
+    """Add a microbatch's gradients; its loss, as its part of the step's."""
+    _, inputs, targets = microbatch
+    logits = subject.model(inputs.to(device)).float()
+    loss = cross_entropy(logits, targets.to(device)) / recipe.accumulate
+    loss.backward()
+    return loss.item()

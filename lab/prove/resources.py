@@ -1,0 +1,130 @@
+"""What a step costs a rank: bytes on the wire and bytes of tensors, measured and by formula.
+
+S are the bytes of all parameters, N the ranks. No torch here; `measure.py` measures.
+"""
+
+from dataclasses import dataclass
+
+from lab.prove.recipe import Recipe
+
+WIRE_TOLERANCE = 0.05
+"""How far measured bytes may be from the formula: messages have headers."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Bytes that a rank receives in a step."""
+
+    measured: list[int] | None
+    """By rank: what TCP counted in this process's sockets. None: this system does not tell."""
+    formula: str
+    """In words; empty where there is none."""
+    expected: int
+    """By the formula."""
+    binding: bool
+    """Whether a difference is a fault: of our own, it is."""
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured / formula, of the mean rank; None where either is missing."""
+        if self.measured is None or not self.expected:
+            return None
+        return sum(self.measured) / len(self.measured) / self.expected
+
+    @property
+    def faults(self) -> list[str]:
+        """What is not as it must be."""
+        if not self.binding or self.measured is None:
+            return []
+        if not self.expected:
+            return ["bytes on the wire where none are needed"] if any(self.measured) else []
+        ratio = self.ratio
+        if ratio is None or abs(ratio - 1) <= WIRE_TOLERANCE:
+            return []
+        return [f"{ratio:.2f} times the bytes of the formula {self.formula} on the wire"]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of tensors that a rank holds. Lists: by rank."""
+
+    parameters: list[int]
+    """Between steps, when the gradients are there."""
+    gradients: list[int]
+    optimizer: list[int]
+    peak: list[int]
+    """The most during a step, everything included, also activations and buffers."""
+    model: int
+    """S: all parameters, whole."""
+    unit: int
+    """The largest unit that FSDP gathers at once, whole."""
+    expected: int
+    """Parameters, gradients and optimiser states, by the formula."""
+    most: int | None
+    """What the peak may reach: sharded methods only."""
+    binding: bool
+    """Whether a difference is a fault: of our own, it is."""
+
+    @property
+    def held_by_rank(self) -> list[int]:
+        """Parameters, gradients and states together."""
+        rows = zip(self.parameters, self.gradients, self.optimizer, strict=True)
+        return [sum(row) for row in rows]
+
+    @property
+    def held(self) -> int:
+        """The same, of the rank with the most."""
+        return max(self.held_by_rank)
+
+    @property
+    def faults(self) -> list[str]:
+        """What is not as it must be."""
+        if not self.binding:
+            return []
+        found = []
+        if self.held != self.expected:
+            found.append(f"a rank holds {self.held} bytes instead of {self.expected}")
+        if self.most is not None and max(self.peak) > self.most:
+            found.append(f"a rank's peak is {max(self.peak)} bytes instead of {self.most}")
+        return found
+
+
+def wire_formula(recipe: Recipe, size: int) -> tuple[str, float]:
+    """Bytes that a rank receives in a step, as words and as a multiple of S.
+
+    An all-reduce is a reduce-scatter and an all-gather, each of which needs (N-1)/N S. FSDP gathers
+    parameters before forward and again before backward. ZeRO gathers them after the step.
+    """
+    gathers, scatters = 1.0, 1.0
+    if recipe.parallel == "none":
+        return "", 0.0
+    if recipe.comm_hook != "none":
+        gathers, scatters = 0.5, 0.5
+    if recipe.parallel == "zero1":
+        gathers += 1
+    if recipe.parallel == "fsdp":
+        gathers = recipe.accumulate * (2 if recipe.reshard_after_forward else 1)
+    parts = gathers + scatters
+    return f"{parts:g} (N-1)/N S", parts * (size - 1) / size
+
+
+def memory_formula(recipe: Recipe, sizes: list[int], ranks: int) -> tuple[int, int | None]:
+    """Elements that a rank holds between steps, and the most that it may at a peak.
+
+    Args:
+        recipe: the method, and Adam with two states for each parameter, or SGD with one.
+        sizes: elements of each unit.
+        ranks: N.
+    """
+    states = 2 if recipe.optimizer == "adam" else 1
+    whole = sum(sizes)
+    part = -(-whole // ranks)
+    if recipe.parallel == "fsdp":
+        shards = sum(-(-size // ranks) for size in sizes)
+        held = (2 + states) * shards
+        return held, held + 2 * max(sizes)
+    if recipe.parallel == "zero1":
+        return ranks * part + whole + states * part, None
+    if recipe.parallel == "zero2":
+        return ranks * part + part + states * part, None
+    return (2 + states) * whole, None

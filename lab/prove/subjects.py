@@ -1,0 +1,274 @@
+"""What is under proof: a model and its optimiser, spread over ranks in one of many ways.
+
+Whatever lies where, a subject can give its gradients, parameters and optimiser states as whole
+tensors, laid out as those of the bare model, so that they can be compared with one process.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from lab.parallel import DistributedDataParallel, MinimalDDP, ZeroRedundancyOptimizer
+from lab.parallel.comm_hooks import bf16_compress_hook, fp16_compress_hook, ordered_hook
+from lab.prove.recipe import Recipe
+
+States = dict[str, Tensor]
+"""Of an optimiser, by name: `exp_avg` of all parameters, [P]."""
+
+
+class Subject:
+    """A bare model in one process; the other kinds of subject differ from it."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model = model
+        self.optimizer = optimizer
+
+    def accumulating(self) -> AbstractContextManager[Any]:
+        """Around forward and backward of all microbatches of a step but the last."""
+        return nullcontext()
+
+    def finish_backward(self) -> None:
+        """After the last microbatch."""
+
+    def gradients(self) -> Tensor:
+        """[P] on the CPU, as the optimiser gets them. A collective, as the next two."""
+        return flat(gradient_of(parameter) for parameter in self.model.parameters())
+
+    def parameters(self) -> Tensor:
+        """[P] on the CPU."""
+        return flat(self.model.parameters())
+
+    def states(self) -> States | None:
+        """The optimiser's; None on ranks that get to know only their own part."""
+        states = self.optimizer.state
+        return _joined([states[parameter] for parameter in self.model.parameters()])
+
+    def held(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """What this rank has in memory: parameters, gradients, optimiser states."""
+        parameters: list[Tensor] = list(self.model.parameters())
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        return parameters, gradients, _elementwise(self.optimizer.state.values())
+
+
+class Minimal(Subject):
+    """MinimalDDP says when it averages."""
+
+    def finish_backward(self) -> None:
+        """Average."""
+        assert isinstance(self.model, MinimalDDP)
+        self.model.sync_grads()
+
+
+class DataParallel(Subject):
+    """DDP, ours or torch's."""
+
+    def accumulating(self) -> AbstractContextManager[Any]:
+        """Its own."""
+        assert isinstance(self.model, DistributedDataParallel | TorchDDP)
+        return self.model.no_sync()
+
+
+class ShardedStates(DataParallel):
+    """DDP with ZeRO stage 1, ours or torch's."""
+
+    optimizer: Any
+
+    def states(self) -> States | None:
+        """On rank 0, where they are collected."""
+        self.optimizer.consolidate_state_dict(to=0)
+        if dist.get_rank() != 0:
+            return None
+        states = self.optimizer.state_dict()["state"]
+        return _joined([states[number] for number in sorted(states)])
+
+    def held(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Of the states this rank's part."""
+        parameters, gradients, _ = super().held()
+        inner = getattr(self.optimizer, "optim", None) or self.optimizer._optimizer
+        return parameters, gradients, _elementwise(inner.state.values())
+
+
+class Sharded(Subject, ABC):
+    """Some kind of FSDP."""
+
+    @abstractmethod
+    def whole_state(self) -> dict[str, Tensor]:
+        """The bare model's state_dict, on every rank. A collective, as the next."""
+
+    @abstractmethod
+    def load_whole_state(self, state: dict[str, Tensor]) -> None:
+        """Take this rank's shards of it."""
+
+
+class TorchFsdp(Sharded):
+    """FSDP2, whose parameters, gradients and states are DTensors."""
+
+    model: Any
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """Gathered."""
+        return {name: _whole(value) for name, value in self.model.state_dict().items()}
+
+    def load_whole_state(self, state: dict[str, Tensor]) -> None:
+        """Cut."""
+        from torch.distributed.tensor import distribute_tensor  # slow to import
+
+        self.model.load_state_dict(
+            {
+                name: distribute_tensor(state[name], value.device_mesh, value.placements)
+                for name, value in self.model.state_dict().items()
+            }
+        )
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Gradients stay whole until the last microbatch."""
+        self.model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self.model.set_requires_gradient_sync(True)
+
+    def gradients(self) -> Tensor:
+        """Gathered."""
+        return flat(_whole(gradient_of(parameter)) for parameter in self.model.parameters())
+
+    def parameters(self) -> Tensor:
+        """Gathered."""
+        return flat(map(_whole, self.model.parameters()))
+
+    def states(self) -> States | None:
+        """Gathered."""
+        rows = [self.optimizer.state[parameter] for parameter in self.model.parameters()]
+        return _joined([{name: _whole(value) for name, value in row.items()} for row in rows])
+
+
+def one_process(recipe: Recipe, model: nn.Module) -> Subject:
+    """What all others are compared with: no collective and no wrapper."""
+    kind, arguments = _optimizer(recipe)
+    return Subject(model, kind(model.parameters(), **arguments))
+
+
+def on_ranks(recipe: Recipe, model: nn.Module, device: torch.device) -> Subject:
+    """The model, wrapped, and its optimiser. A collective.
+
+    Args:
+        recipe: says how.
+        model: the bare one, on the device.
+        device: where this rank's tensors are.
+    """
+    kind, arguments = _optimizer(recipe)
+    if recipe.parallel == "none":
+        return one_process(recipe, model)
+    if recipe.impl == "minimal":
+        minimal = MinimalDDP(model)
+        return Minimal(minimal, kind(minimal.parameters(), **arguments))
+    if recipe.parallel == "fsdp":
+        sharded = _torch_fsdp(recipe, model, device)
+        return TorchFsdp(sharded, kind(sharded.parameters(), **arguments))
+    replica = (_torch_ddp if recipe.impl == "torch" else _our_ddp)(recipe, model)
+    if recipe.parallel == "ddp":
+        return DataParallel(replica, kind(replica.parameters(), **arguments))
+    zero: Any = ZeroRedundancyOptimizer
+    if recipe.impl == "torch":
+        from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero  # slow to import
+
+        zero = TorchZero
+    return ShardedStates(replica, zero(replica.parameters(), kind, **arguments))
+
+
+def units(model: nn.Module) -> list[nn.Module]:
+    """What FSDP gathers at once: the children that have parameters."""
+    return [child for child in model.children() if list(child.parameters())]
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """All elements one after another, [P], on the CPU."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors]).cpu()
+
+
+def _our_ddp(recipe: Recipe, model: nn.Module) -> nn.Module:
+    replica = DistributedDataParallel(model, mean=recipe.mean, **_ddp_options(recipe))
+    if recipe.all_reduce == "ordered":
+        replica.register_comm_hook(None, ordered_hook)
+    hooks = {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}
+    if recipe.comm_hook != "none":
+        replica.register_comm_hook(None, hooks[recipe.comm_hook])
+    return replica
+
+
+def _torch_ddp(recipe: Recipe, model: nn.Module) -> nn.Module:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # slow to import
+
+    replica = TorchDDP(model, **_ddp_options(recipe))
+    hooks = {
+        "fp16": default_hooks.fp16_compress_hook,
+        "bf16": default_hooks.bf16_compress_hook,
+    }
+    if recipe.comm_hook != "none":
+        replica.register_comm_hook(None, hooks[recipe.comm_hook])
+    return replica
+
+
+def _ddp_options(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "bucket_cap_mb": recipe.bucket_cap_mb,
+        "find_unused_parameters": recipe.find_unused_parameters,
+        "static_graph": recipe.static_graph,
+    }
+
+
+def _torch_fsdp(recipe: Recipe, model: nn.Module, device: torch.device) -> nn.Module:
+    """FSDP2. It overwrites nobody's weights, so rank 0's are broadcast before."""
+    from torch.distributed.device_mesh import init_device_mesh  # slow to import
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    for parameter in model.parameters():
+        dist.broadcast(parameter.detach(), 0)
+    options: Any = {
+        "mesh": init_device_mesh(device.type, (dist.get_world_size(),)),
+        "reshard_after_forward": recipe.reshard_after_forward,
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if recipe.precision == "bfloat16" else None
+        ),
+    }
+    for unit in units(model):
+        fully_shard(unit, **options)
+    fully_shard(model, **options)
+    return model
+
+
+def _optimizer(recipe: Recipe) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam, {"lr": recipe.learning_rate}
+    return torch.optim.SGD, {"lr": recipe.learning_rate, "momentum": 0.9}
+
+
+def gradient_of(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    full_tensor: Any = getattr(tensor, "full_tensor", None)
+    return tensor if full_tensor is None else full_tensor()
+
+
+def _joined(states: list[Mapping[str, Tensor]]) -> States:
+    names = [name for name, value in states[0].items() if _is_elementwise(value)]
+    return {name: flat(state[name] for state in states) for name in names}
+
+
+def _elementwise(states: Iterable[Mapping[str, Tensor]]) -> list[Tensor]:
+    return [value for state in states for value in state.values() if _is_elementwise(value)]
+
+
+def _is_elementwise(value: Any) -> bool:
+    """Whether it has a number for each of a parameter's: the count of steps has not."""
+    return isinstance(value, Tensor) and value.dim() > 0
