@@ -33,7 +33,9 @@ def bench_startup(topology: Topology, runs: int, progress: Progress) -> list[dic
     ways: dict[str, Callable[[], float]] = {
         "lab run": lambda: _lab_run(topology),
         "lab run --cold": lambda: _lab_run(topology, "--cold"),
-        "torchrun by docker exec": lambda: _torchrun(transport),
+        "torchrun by docker exec": lambda: _last_all_reduce(
+            torchrun_commands(transport, MODULE), topology.world_size
+        ),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for number in range(runs + 1):
@@ -64,16 +66,17 @@ def _lab_run(topology: Topology, *options: str) -> float:
         return _last_all_reduce([argv], topology.world_size)
 
 
-def _torchrun(transport: DockerTransport) -> float:
+def torchrun_commands(transport: DockerTransport, module: str, *arguments: str) -> list[list[str]]:
+    """What starts a module by torchrun on all nodes of a topology, a command for each."""
     topology = transport.topology
     port = 20_000 + int(time.time()) % 10_000  # the last run's may linger in TIME_WAIT
     commands = []
     for node_rank, node in enumerate(topology.nodes):
         argv = ["torchrun", f"--nnodes={topology.nnodes}", f"--nproc-per-node={node.slots}"]
         argv += [f"--node-rank={node_rank}", f"--master-port={port}"]
-        argv += [f"--master-addr={topology.nodes[0].name}", "-m", MODULE]
+        argv += [f"--master-addr={topology.nodes[0].name}", "-m", module, *arguments]
         commands.append(["docker", "exec", *transport.exec_arguments(node, argv)])
-    return _last_all_reduce(commands, topology.world_size)
+    return commands
 
 
 def _last_all_reduce(commands: Sequence[Sequence[str]], world_size: int) -> float:

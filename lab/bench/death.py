@@ -1,0 +1,116 @@
+"""From the death of one rank to the end of all others: `lab run`, and torchrun beside it."""
+
+import re
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lab.bench.one_dies import LIMIT
+from lab.bench.startup import torchrun_commands
+from lab.errors import LabError
+from lab.runs import Job, RunController
+from lab.topology import Topology
+from lab.transport import Progress, Transport, transport_for
+from lab.transport.docker import DockerTransport
+
+MODULE = "lab.bench.one_dies"
+DIES = re.compile(r"dies at ([\d.]+)")
+KINDS = {"alone": "others compute", "collective": "others wait in an all-reduce"}
+
+
+class _Ends:
+    """A listener that notes when the one died, and when the last of the others had ended."""
+
+    def __init__(self) -> None:
+        self._said = ""
+        self.last_end = 0.0
+
+    def log(self, node: str, rank: int, stream: str, text: str) -> None:
+        """See `lab.runs.Listener`."""
+        self._said += text
+
+    def event(self, message: dict[str, Any]) -> None:
+        """See `lab.runs.Listener`."""
+        if message["type"] == "exit":
+            self.last_end = time.time()
+
+    @property
+    def died(self) -> float:
+        """By the clock of the rank itself, which is that of this machine."""
+        return _death(self._said)
+
+
+def bench_death(topology: Topology, runs: int, progress: Progress) -> list[dict[str, Any]]:
+    """Seconds from one rank's SIGKILL to the end of the last of the others.
+
+    On containers also with ranks that wait in an all-reduce, and each beside torchrun (static
+    rendezvous) in the same containers, alternating. Where nobody ends the others they end by
+    themselves after `LIMIT` seconds: a row of about that says `never`.
+
+    Raises:
+        LabError: a run failed otherwise.
+    """
+    transport = transport_for(topology, Path.cwd())
+    transport.up(progress)
+    ways: dict[tuple[str, str], Callable[[], float]] = {}
+    for kind in KINDS if isinstance(transport, DockerTransport) else ["alone"]:
+        ways["lab run", kind] = partial(_lab_run, topology, transport, kind, progress)
+        if isinstance(transport, DockerTransport):
+            ways["torchrun", kind] = partial(_torchrun, transport, kind)
+    seconds: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
+    for number in range(runs):
+        for (name, kind), measure in ways.items():
+            progress(f"{name}, {KINDS[kind]}, run {number + 1} of {runs}")
+            seconds[name, kind].append(measure())
+    return [
+        {
+            "way": name,
+            "when": KINDS[kind],
+            "on": topology.on,
+            "ranks": topology.world_size,
+            "median": statistics.median(values),
+            "min": min(values),
+            "max": max(values),
+            "others ended": "by themselves" if min(values) >= LIMIT - 1 else "yes",
+            "all": values,
+        }
+        for (name, kind), values in seconds.items()
+    ]
+
+
+def _lab_run(topology: Topology, transport: Transport, kind: str, progress: Progress) -> float:
+    ends = _Ends()
+    job = Job(command=("-m", MODULE, "{run_dir}", kind), cwd=Path.cwd())
+    run = RunController(topology, job, transport, [ends])
+    run.up(progress)
+    verdict = run.run()
+    if verdict.first is None or verdict.first.rank != topology.world_size - 1:
+        raise LabError(f"another end than was asked for: {verdict.summary}")
+    return ends.last_end - ends.died
+
+
+def _torchrun(transport: DockerTransport, kind: str) -> float:
+    with tempfile.TemporaryDirectory(dir=transport.workdir) as folder:
+        commands = torchrun_commands(transport, MODULE, folder, kind)
+        with ThreadPoolExecutor(len(commands)) as pool:
+            ends = list(pool.map(_run_to_its_end, commands))
+    return max(end for end, _ in ends) - _death("".join(said for _, said in ends))
+
+
+def _run_to_its_end(command: list[str]) -> tuple[float, str]:
+    """When it ended, and what it said."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return time.time(), done.stdout
+
+
+def _death(said: str) -> float:
+    found = DIES.search(said)
+    if found is None:
+        raise LabError("the rank that was to die did not")
+    return float(found[1])
