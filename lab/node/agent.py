@@ -23,8 +23,8 @@ from lab.node.placeholders import fill
 from lab.node.ports import Reservation
 from lab.node.protocol import STOP_GRACE, NodeJob, decode, encode
 from lab.node.spawn import RankStart, Spawn, spawn_cold
+from lab.node.stdin import Input
 from lab.node.torchrun import Torchrun
-from lab.node.stdin import RankStdin
 
 BUFFER_LIMIT = 1 << 20
 """Bytes that may wait for the reader of stdout before the agent stops reading the ranks."""
@@ -56,7 +56,7 @@ class Agent:
         self._ranks: dict[int, int] = {}  # pid -> rank, until it has been reaped
         self._oom_kills = memory.oom_kills()
         self._kill_at: float | None = None
-        self._stdin: RankStdin | None = None  # of rank 0, until it is at its end
+        self._input = Input(job.stdin)
         self._finished = False
         self._port: Reservation | None = None
         self._selector = selectors.DefaultSelector()
@@ -64,7 +64,7 @@ class Agent:
         self._torchrun: Torchrun | None = None  # starts the ranks, if not we
         if job.engine == "torchrun":
             self._torchrun = Torchrun(
-                job, self._selector, self._pipes, self._report, self._report_exit
+                job, self._selector, self._pipes, self._input, self._report, self._report_exit
             )
 
     def run(self) -> None:
@@ -122,7 +122,7 @@ class Agent:
         for local_rank in range(self.job.slots):
             rank = self.job.first_rank + local_rank
             reads, writes = zip(*(os.pipe() for _ in STREAMS), strict=True)
-            stdin = self._open_stdin(rank)
+            stdin = self._input.open(rank)
             try:
                 pid = self._spawn(
                     RankStart(
@@ -137,21 +137,14 @@ class Agent:
                     )
                 )
             except OSError as error:
-                self._fail(f"rank {rank} cannot be started: {error}")
+                self._fail(f"{command[0]} cannot be run on this node: {error.strerror}")
                 return
             for fd in (stdin, *writes):  # not in a `finally`: a fork passes here as a rank
                 os.close(fd)
             self._ranks[pid] = rank
-            if rank == 0 and self._stdin is not None:
-                self._stdin.watch(pid)
+            self._input.watch(rank, pid)
             self._report("started", rank=rank, pid=pid)
             self._pipes.add(rank, dict(zip(STREAMS, reads, strict=True)))
-
-    def _open_stdin(self, rank: int) -> int:
-        if rank != 0 or not self.job.stdin:
-            return os.open(os.devnull, os.O_RDONLY)
-        self._stdin = RankStdin()
-        return self._stdin.open()
 
     def _placeholders(self, addr: str, port: int) -> dict[str, object]:
         job = self.job
@@ -189,8 +182,7 @@ class Agent:
     def _step(self) -> None:
         for key, _ in self._selector.select(self._timeout()):
             key.data()
-        if self._stdin is not None and self._stdin.is_due():
-            self._look_for_readers(self._stdin)
+        self._ask_for_input()
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
             for pid in self._groups():
@@ -204,23 +196,15 @@ class Agent:
 
     def _timeout(self) -> float | None:
         """Seconds until there is something to do though nobody says anything."""
-        times = (self._kill_at, None if self._stdin is None else self._stdin.look_at)
+        times = (self._kill_at, self._input.look_at)
         soonest = min((at for at in times if at is not None), default=None)
         return None if soonest is None else max(0.0, soonest - time.monotonic())
 
-    def _look_for_readers(self, stdin: RankStdin) -> None:
-        size = stdin.look()
+    def _ask_for_input(self) -> None:
+        size = self._input.look()
         if size:
             self._pipes.drain(0)  # what it asked the user comes first
             self._report("stdin", rank=0, size=size)
-
-    def _feed(self, data: bytes) -> None:
-        """Hand rank 0 its input; what is empty is the end of it."""
-        if self._stdin is not None and data:
-            self._stdin.feed(data)
-        elif self._stdin is not None:
-            self._stdin.close()
-            self._stdin = None
 
     def _watch(
         self, fd: int, callback: Callable[[], Any], events: int = selectors.EVENT_READ
@@ -228,14 +212,8 @@ class Agent:
         self._selector.register(fd, events, callback)
 
     def _catch_signals(self) -> int:
-        read, write = os.pipe()
-        os.set_blocking(read, False)
-        os.set_blocking(write, False)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in processes.AGENT_SIGNALS:
-            signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        return read
+        return processes.wake_on(*processes.AGENT_SIGNALS)
 
     def _on_signals(self, wakeup: int) -> None:
         numbers = set(os.read(wakeup, 4096))
@@ -245,8 +223,6 @@ class Agent:
         for pid, code in ended.items():
             rank = self._ranks.pop(pid, None)
             if rank is not None:
-                if rank == 0:
-                    self._feed(b"")
                 self._report_exit(rank, code)
             elif self._torchrun is not None and pid == self._torchrun.pid:
                 self._torchrun.on_end(code)
@@ -255,6 +231,8 @@ class Agent:
 
     def _report_exit(self, rank: int, code: int) -> None:
         self._pipes.drain(rank)
+        if rank == 0:
+            self._input.end()
         number = code - 128 if code > 128 else None
         oom_limit = self._oom_limit() if number == signal.SIGKILL else None
         self._report("exit", rank=rank, code=code, signal=number, oom_limit=oom_limit)
@@ -285,7 +263,7 @@ class Agent:
                 else:
                     self._torchrun.start(addr, port, message["addr"])
             elif message["type"] == "stdin":
-                self._feed(message["data"].encode("utf-8", "surrogateescape"))
+                self._input.feed(message["data"].encode("utf-8", "surrogateescape"))
             elif message["type"] == "stop":
                 self._stop(message["grace"])
 

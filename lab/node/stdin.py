@@ -8,6 +8,7 @@ waits, one small piece is asked for ahead of time.
 """
 
 import array
+import contextlib
 import fcntl
 import os
 import sys
@@ -26,11 +27,58 @@ MANY = 8
 """Pieces after which a reader is taken to want everything, and gets as much as a pipe holds."""
 
 
+class Input:
+    """What the ranks of one node may read: nothing, but for rank 0 where there is something."""
+
+    def __init__(self, given: bool) -> None:
+        """`given`: whether there is input for rank 0."""
+        self._given = given
+        self._stdin: RankStdin | None = None  # rank 0's, until its end
+
+    @property
+    def look_at(self) -> float | None:
+        """When to look next for somebody who waits (`time.monotonic`); None: not for now."""
+        return None if self._stdin is None else self._stdin.look_at
+
+    def open(self, rank: int) -> int:
+        """A descriptor for the stdin of a rank that is to be started."""
+        if rank != 0 or not self._given:
+            return os.open(os.devnull, os.O_RDONLY)
+        self.end()
+        self._stdin = RankStdin()
+        return self._stdin.open()
+
+    def watch(self, rank: int, pid: int) -> None:
+        """Take note of the process that a rank is."""
+        if rank == 0 and self._stdin is not None:
+            self._stdin.watch(pid)
+
+    def look(self) -> int:
+        """How many bytes rank 0 waits for, where it is time for a look; 0: it waits for none."""
+        at = self.look_at
+        return self._stdin.look() if self._stdin and at and time.monotonic() >= at else 0
+
+    def feed(self, data: bytes) -> None:
+        """Answer what has been asked for; empty: there is no more."""
+        if not data:
+            self.end()
+        elif self._stdin is not None:
+            self._stdin.feed(data)
+
+    def end(self) -> None:
+        """Let whoever reads find the end."""
+        if self._stdin is not None:
+            self._stdin.close()
+            self._stdin = None
+
+
 class RankStdin:
     """The agent's end of a rank's stdin."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._unwritten = b""
         self._pipe = os.fstat(self._reader)
         linux = sys.platform == "linux"
         self._capacity = fcntl.fcntl(self._reader, fcntl.F_GETPIPE_SZ) if linux else PIECE
@@ -49,13 +97,10 @@ class RankStdin:
         self._pid = pid
         self.look_at = time.monotonic() + self._pause
 
-    def is_due(self) -> bool:
-        """Whether it is time for a look."""
-        return self.look_at is not None and time.monotonic() >= self.look_at
-
     def look(self) -> int:
         """How many bytes somebody waits for, at most; 0: nobody does. `feed` is the answer."""
         began = time.monotonic()
+        self._write()
         size = 0 if self._holds_some() else min(self._awaited(), self._capacity)
         self._pieces += size >= PIECE
         if size >= PIECE and self._pieces > MANY:
@@ -67,8 +112,9 @@ class RankStdin:
         return size
 
     def feed(self, data: bytes) -> None:
-        """Hand over an answer: the pipe was empty, so it fits, and has a reader: us."""
-        os.write(self._writer, data)
+        """Hand over an answer."""
+        self._unwritten += data
+        self._write()
         self._pause = FIRST_PAUSE
         self.look_at = time.monotonic() + self._pause
 
@@ -76,6 +122,12 @@ class RankStdin:
         """Let the reader find the end."""
         os.close(self._writer)
         os.close(self._reader)
+
+    def _write(self) -> None:
+        # What was asked for fits, since the pipe was empty then. Not so what a rank before asked.
+        with contextlib.suppress(BlockingIOError):
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._writer, self._unwritten) :]
 
     def _holds_some(self) -> bool:
         count = array.array("i", [0])

@@ -12,26 +12,21 @@ is c10d: torchrun numbers the nodes, and forms a new world without those that ar
 import contextlib
 import json
 import os
-import secrets
 import selectors
-import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lab.node import launcher, processes, worker
 from lab.node.environment import lab_environment, launch_environment
-from lab.node.pipes import CHUNK, STREAMS, Pipes
+from lab.node.pipes import CHUNK, Pipes
 from lab.node.placeholders import fill
 from lab.node.protocol import NodeJob
+from lab.node.stdin import Input
+from lab.node.workers import Owner, Place, Workers
 
 STORE_TIMEOUT = 60
 """Seconds in which a node must reach the rendezvous: all begin at the same time."""
@@ -45,24 +40,6 @@ the world before still in it, and would go on naming it to others when its node 
 (dynamic_rendezvous.py, next_rendezvous)."""
 
 
-@dataclass
-class Worker:
-    """A worker of torchrun, as far as it has told of itself."""
-
-    connection: socket.socket
-    received: bytes = b""
-    fds: list[int] = field(default_factory=list)
-    place: Mapping[str, Any] = field(default_factory=dict)
-    pid: int | None = None
-    """Of the rank."""
-    code: int | None = None
-
-    @property
-    def rank(self) -> int:
-        """Its global rank; it has one when it has told its place."""
-        return int(self.place["RANK"])
-
-
 class Torchrun:
     """torchrun on one node, and the workers that it starts."""
 
@@ -71,20 +48,26 @@ class Torchrun:
         job: NodeJob,
         selector: selectors.BaseSelector,
         pipes: Pipes,
+        stdin: Input,
         report: Callable[..., None],
         report_exit: Callable[[int, int], None],
     ) -> None:
         """`report` sends a message to the controller, `report_exit` the end of a rank."""
         self._job = job
         self._selector = selector
-        self._pipes = pipes
+        self._stdin = stdin
         self._report = report
-        self._report_exit = report_exit
-        self._workers: dict[int, Worker] = {}  # by descriptor of the connection
+        owner = Owner(
+            order=self._order,
+            started=self._on_started,
+            ended=report_exit,
+            failed=lambda message: report("error", message=message),
+            gone=self._on_gone,
+        )
+        self._workers = Workers(selector, pipes, owner)
         self._launcher: subprocess.Popen[bytes] | None = None
         self._code: int | None = None
         self._ending = False
-        self._folder: str | None = None
         self._files = Path(job.run_dir) / job.node
 
     def prepare(self, ready: Callable[[], None]) -> None:
@@ -95,7 +78,7 @@ class Torchrun:
         """
         job = self._job
         self._files.mkdir(parents=True, exist_ok=True)
-        address = self._listen()
+        address = self._workers.listen(job.slots)
         env = launch_environment(os.environ, job.env, job.slots) | lab_environment(
             node=job.node, topology=job.topology, run_id=job.run_id, run_dir=job.run_dir
         )
@@ -171,10 +154,8 @@ class Torchrun:
     @property
     def groups(self) -> list[int]:
         """The process groups that run: torchrun's and those of the ranks and their parents."""
-        pids = [self.pid]
-        for known in self._workers.values():
-            pids += [known.pid, known.place.get("worker")]
-        return [pid for pid in pids if pid is not None]
+        own = [] if self.pid is None else [self.pid]
+        return [*own, *self._workers.groups]
 
     def terminate(self) -> None:
         """Have torchrun end its workers, and itself when they have ended."""
@@ -186,78 +167,18 @@ class Torchrun:
     def on_end(self, code: int) -> None:
         """Take note that torchrun has been reaped; what it leaves behind ends too."""
         self._code = code
-        for known in list(self._workers.values()):
-            self._on_words(known)  # what its workers said before
+        self._workers.listen_to_all()  # they spoke before it ended
         for pid in self.groups:
             processes.signal_group(pid, signal.SIGKILL)
         self._look_for_end()
 
     def close(self) -> None:
         """Remove what was there for the workers."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._workers.close()
 
     # Workers
 
-    def _listen(self) -> str:
-        """The socket that workers find, as `worker.address` takes it."""
-        name = f"@multinode-lab-worker-{secrets.token_hex(8)}"
-        if sys.platform != "linux":
-            self._folder = tempfile.mkdtemp(prefix="multinode-lab-")  # ours alone
-            name = f"{self._folder}/workers"
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(worker.address(name))
-        listener.listen(self._job.slots)
-        self._selector.register(
-            listener, selectors.EVENT_READ, lambda: self._accept(listener.accept()[0])
-        )
-        return name
-
-    def _accept(self, connection: socket.socket) -> None:
-        if sys.platform == "linux" and _peer_uid(connection) != os.getuid():
-            connection.close()
-            return
-        connection.setblocking(False)
-        known = self._workers[connection.fileno()] = Worker(connection)
-        self._selector.register(connection, selectors.EVENT_READ, partial(self._on_words, known))
-
-    def _on_words(self, known: Worker) -> None:
-        """Take all that a worker has said until now."""
-        while True:
-            try:
-                data, fds, _, _ = socket.recv_fds(known.connection, CHUNK, len(STREAMS))
-            except BlockingIOError:
-                return
-            except OSError:
-                data, fds = b"", []
-            if not data:
-                self._on_gone(known)
-                return
-            known.fds += fds
-            *lines, known.received = (known.received + data).split(b"\n")
-            for line in lines:
-                self._on_message(known, json.loads(line))
-
-    def _on_message(self, known: Worker, message: Mapping[str, Any]) -> None:
-        if "worker" in message:
-            known.place = message
-            self._pipes.add(known.rank, dict(zip(STREAMS, known.fds, strict=True)))
-            known.connection.sendall(json.dumps(self._order(message)).encode() + b"\n")
-        elif "pid" in message:
-            known.pid = message["pid"]
-            world = {
-                "master": f"{known.place['MASTER_ADDR']}:{known.place['MASTER_PORT']}",
-                "nodes": int(known.place["GROUP_WORLD_SIZE"]),
-                "ranks": int(known.place["WORLD_SIZE"]),
-                "restarts": int(known.place["TORCHELASTIC_RESTART_COUNT"]),
-            }
-            self._report("started", rank=known.rank, pid=known.pid, world=world)
-        else:
-            known.code = message["code"]
-            self._report_exit(known.rank, message["code"])
-
-    def _order(self, place: Mapping[str, str]) -> dict[str, Any]:
-        """What a worker is to run."""
+    def _order(self, place: Place) -> tuple[dict[str, Any], int]:
         job = self._job
         env: dict[str, str | None] = {
             "NODE_RANK": place["GROUP_RANK"],
@@ -279,15 +200,20 @@ class Torchrun:
             "run_dir": job.run_dir,
         }
         command = fill(job.command, placeholders)
-        return {"command": command, "python": job.python, "cwd": job.cwd, "env": env}
+        order = {"command": command, "python": job.python, "cwd": job.cwd, "env": env}
+        return order, self._stdin.open(int(place["RANK"]))
 
-    def _on_gone(self, known: Worker) -> None:
-        self._selector.unregister(known.connection)
-        del self._workers[known.connection.fileno()]
-        known.connection.close()
-        if known.pid is not None and known.code is None:  # killed, and the rank with it
-            processes.signal_group(known.pid, signal.SIGKILL)
-            self._report_exit(known.rank, 128 + signal.SIGKILL)
+    def _on_started(self, rank: int, pid: int, place: Place) -> None:
+        world = {
+            "master": f"{place['MASTER_ADDR']}:{place['MASTER_PORT']}",
+            "nodes": int(place["GROUP_WORLD_SIZE"]),
+            "ranks": int(place["WORLD_SIZE"]),
+            "restarts": int(place["TORCHELASTIC_RESTART_COUNT"]),
+        }
+        self._stdin.watch(rank, pid)
+        self._report("started", rank=rank, pid=pid, world=world)
+
+    def _on_gone(self) -> None:
         if self._ending and not self._workers:
             self.terminate()
         self._look_for_end()
@@ -325,11 +251,3 @@ def _is_error(line: str) -> bool:
 
 def _bracketed(addr: str) -> str:
     return f"[{addr}]" if ":" in addr else addr
-
-
-def _peer_uid(connection: socket.socket) -> int:
-    credentials = connection.getsockopt(
-        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
-    )
-    uid: int = struct.unpack("3i", credentials)[1]
-    return uid

@@ -79,7 +79,7 @@ def hand_over(kind: Kind, received: bytes) -> bool:
         connection.settimeout(CONNECT_TIMEOUT)
         try:
             connection.connect(kind.address)
-            if _peer_uid(connection) != os.getuid():
+            if peer_uid(connection) != os.getuid():
                 return False
             message = json.dumps({"env": dict(os.environ), "received": received.decode()}).encode()
             socket.send_fds(connection, [struct.pack(">L", len(message))], [0, 1, 2])
@@ -107,7 +107,8 @@ def leave_warm(kind: Kind, env: Mapping[str, str]) -> None:
     )
 
 
-def _peer_uid(connection: socket.socket) -> int:
+def peer_uid(connection: socket.socket) -> int:
+    """Whose process is at the other end of a local socket (Linux)."""
     credentials = connection.getsockopt(
         socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
     )
@@ -144,7 +145,7 @@ def _serve(key: str) -> None:
             ready = {key.fileobj for key, _ in selector.select()}
             if listener in ready:
                 connection, _ = listener.accept()
-                if _peer_uid(connection) == os.getuid():
+                if peer_uid(connection) == os.getuid():
                     pid = os.fork()
                     if pid == 0:
                         listener.close()

@@ -1,12 +1,12 @@
 """What torchrun starts as a worker: it has the agent's pipes filled by the real rank, its child.
 
 torchrun makes 1 of all exit codes, so each rank has a parent of ours, which tells the agent how it
-ended. It is run by path (`python -I -S worker.py`) and speaks JSON lines with the agent over the
-socket that the variable `SOCKET` names:
+ended. It speaks JSON lines with the agent over the socket that the variable `SOCKET` names:
 
 to the agent     its place in the world (`PLACE`), with the reading ends of the rank's pipes
-from the agent   ``command``, ``python``, ``cwd``, ``env``: what to run; a null removes a variable
-to the agent     ``pid`` of the rank
+from the agent   ``command``, ``python``, ``cwd``, ``env``: what to run, with the rank's stdin;
+                 a null removes a variable
+to the agent     ``pid`` of the rank, or ``error``: it cannot be started
 to the agent     ``code`` that it ended with, as a shell says it
 
 It dies with torchrun, and the rank with it (Linux).
@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from lab.node import processes
 from lab.node.spawn import RankStart, spawn_cold
@@ -41,6 +42,11 @@ def argv() -> Sequence[str]:
     return [sys.executable, "-I", "-S", "-c", code, str(Path(__file__).resolve().parents[2])]
 
 
+def address(name: str) -> str:
+    """The socket's address: a path, or after an @ a name of Linux's abstract sockets."""
+    return "\0" + name[1:] if name.startswith("@") else name
+
+
 def main() -> None:
     """Start the rank, wait for its end, end as it did."""
     die = processes.die_with(os.getppid())
@@ -51,22 +57,13 @@ def main() -> None:
     pipes = [os.pipe() for _ in range(STREAMS)]
     hello = {"worker": os.getpid(), **{name: os.environ[name] for name in PLACE}}
     socket.send_fds(agent, [_line(hello)], [read for read, _ in pipes])
-    order = json.loads(agent.makefile().readline())
-    env = {**os.environ, **order["env"]}
-    out, err, events = (write for _, write in pipes)
-    stdin = os.open(os.devnull, os.O_RDONLY)
-    pid = spawn_cold(
-        RankStart(
-            command=order["command"],
-            python=order["python"],
-            cwd=order["cwd"],
-            env={name: value for name, value in env.items() if value is not None},
-            stdin=stdin,
-            stdout=out,
-            stderr=err,
-            events=events,
-        )
-    )
+    order, stdin = _receive(agent)
+    try:
+        pid = _start(order, stdin, [write for _, write in pipes])
+    except OSError as error:
+        what = f"{order['command'][0]} cannot be run on this node: {error.strerror}"
+        agent.sendall(_line({"error": what}))
+        os._exit(1)
 
     def forward(number: int, _frame: FrameType | None) -> None:
         processes.signal_group(pid, number)
@@ -82,9 +79,35 @@ def main() -> None:
     os._exit(code)
 
 
-def address(name: str) -> str:
-    """The socket's address: a path, or after an @ a name of Linux's abstract sockets."""
-    return "\0" + name[1:] if name.startswith("@") else name
+def _receive(agent: socket.socket) -> tuple[dict[str, Any], int]:
+    """What to run, and a descriptor of the rank's stdin."""
+    line = b""
+    stdin: list[int] = []
+    while not line.endswith(b"\n"):
+        data, fds, _, _ = socket.recv_fds(agent, 1 << 16, 1)
+        if not data:
+            sys.exit("the agent has gone")
+        line += data
+        stdin += fds
+    order: dict[str, Any] = json.loads(line)
+    return order, stdin[0]
+
+
+def _start(order: dict[str, Any], stdin: int, writes: Sequence[int]) -> int:
+    out, err, events = writes
+    env = {**os.environ, **order["env"]}
+    return spawn_cold(
+        RankStart(
+            command=order["command"],
+            python=order["python"],
+            cwd=order["cwd"],
+            env={name: value for name, value in env.items() if value is not None},
+            stdin=stdin,
+            stdout=out,
+            stderr=err,
+            events=events,
+        )
+    )
 
 
 def _line(message: dict[str, object]) -> bytes:

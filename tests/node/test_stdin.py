@@ -72,7 +72,7 @@ def ask(stdin: RankStdin) -> int:
     """Look as an agent does, until somebody waits."""
     give_up = time.monotonic() + 60
     while time.monotonic() < give_up:
-        if stdin.is_due() and (size := stdin.look()):
+        if stdin.look_at is not None and (size := stdin.look()):
             return size
         time.sleep(0.001)
     raise AssertionError("nobody asks")
@@ -86,9 +86,9 @@ linux = pytest.mark.skipif("sys.platform != 'linux'", reason="what waits is told
 def test_whoever_waits_is_seen(way: str) -> None:
     with reader(WAYS[way]) as (stdin, process):
         assert ask(stdin) > 0
-        assert not stdin.is_due()  # not before the answer
+        assert stdin.look_at is None  # not before the answer
         stdin.feed(b"hello\n")
-        while process.poll() is None and not (stdin.is_due() and stdin.look()):
+        while process.poll() is None and not (stdin.look_at and stdin.look()):
             time.sleep(0.001)
         stdin.close()
         assert process.stdout is not None
