@@ -34,6 +34,10 @@ KEEP_ALIVE = {"keep_alive_interval": 1, "keep_alive_max_attempt": 6}
 """Seconds between two signs of life, and how many may be missing before a node counts as lost."""
 LAST_CALL = 3
 """Seconds for the other nodes to join when the fewest that will do are there."""
+LOG_END = 20_000
+"""Characters of torchrun's log in which its last words are looked for."""
+CAUSED = "The above exception was the direct cause of the following exception:"
+"""Of two tracebacks that Python has this between the first tells more."""
 OWN_STORE_EACH_TIME = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Each world gets a store of its own. torch 2.13 would share one between worlds, with the keys of
 the world before still in it, and would go on naming it to others when its node is lost
@@ -68,6 +72,7 @@ class Torchrun:
         self._launcher: subprocess.Popen[bytes] | None = None
         self._code: int | None = None
         self._ending = False
+        self._told = False
         self._files = Path(job.run_dir) / job.node
 
     def prepare(self, ready: Callable[[], None]) -> None:
@@ -226,7 +231,8 @@ class Torchrun:
         return self._code is not None and not self._workers
 
     def _look_for_end(self) -> None:
-        if self.has_ended:
+        if self.has_ended and not self._told:
+            self._told = True
             self._report("torchrun", code=self._code, message=self._last_words())
 
     @property
@@ -237,10 +243,13 @@ class Torchrun:
         """The line of torchrun's log that tells best why it ended, if it did not end well."""
         if self._code == 0:
             return None
-        lines = self._log.read_text(errors="replace").splitlines()[-100:]
-        said = [line for line in lines if line.strip()]
-        errors = [line for line in said if _is_error(line)]
-        return (errors or said or [f"exit code {self._code}"])[-1].strip()
+        log = self._log.read_text(errors="replace")[-LOG_END:]
+        cause, _, _ = log.rpartition(CAUSED)
+        for text in (cause, log):
+            errors = [line for line in text.splitlines() if _is_error(line)]
+            if errors:
+                return errors[-1]
+        return log.rstrip().rpartition("\n")[2] or f"exit code {self._code}"
 
 
 def _is_error(line: str) -> bool:
