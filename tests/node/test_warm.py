@@ -32,7 +32,8 @@ print(json.dumps({
     "main": [__name__, __file__, str(__spec__), sys.modules["__main__"].__dict__ is globals()],
     "cwd": os.getcwd(), "umask": os.umask(0o22), "leader": os.getsid(0) == os.getpid(),
     "stdout": [sys.stdout.write_through, sys.stdout.encoding],
-    "stdin": sys.stdin.read(), "excepthook": sys.excepthook is sys.__excepthook__,
+    "stdin": [str(sys.stdin), sys.stdin.fileno(), sys.stdin.errors, sys.stdin.read()],
+    "excepthook": sys.excepthook is sys.__excepthook__,
     "torch_was_there": TORCH,
     "random": [random.random(), float(numpy.random.rand()), torch.rand(1).item()],
 }))
