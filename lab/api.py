@@ -15,6 +15,7 @@ from lab.rank.call import refuse_runs
 
 if TYPE_CHECKING:
     from lab.runs import Job, Listener, Verdict
+    from lab.runs.job import Engine
     from lab.topology import Topology
 
 T = TypeVar("T")
@@ -79,6 +80,7 @@ def run(
     on: str | None = None,
     env: Mapping[str, str] | None = None,
     requirements: str | Path | None = None,
+    engine: "Engine" = "spawn",
     timeout: float | None = None,
     grace: float = 30.0,
     cold: bool = False,
@@ -97,6 +99,7 @@ def run(
     on: str | None = None,
     env: Mapping[str, str] | None = None,
     requirements: str | Path | None = None,
+    engine: "Engine" = "spawn",
     timeout: float | None = None,
     grace: float = 30.0,
     cold: bool = False,
@@ -115,6 +118,7 @@ def run(
     on: str | None = None,
     env: Mapping[str, str] | None = None,
     requirements: str | Path | None = None,
+    engine: "Engine" = "spawn",
     timeout: float | None = None,
     grace: float = 30.0,
     cold: bool = False,
@@ -136,6 +140,8 @@ def run(
         on: another place than the topology's: local, docker.
         env: variables for the ranks, on top of the topology's.
         requirements: a file of packages for the ranks, as for `lab run --requirements`.
+        engine: what starts the ranks, as for `lab run --engine`. What may go on without nodes is a
+            `Job` with `min_nodes`.
         timeout: seconds after which the run is ended.
         grace: seconds between SIGTERM and SIGKILL after Ctrl-C or `timeout`.
         cold: start the ranks from nothing, though nodes may have a warm process.
@@ -151,16 +157,17 @@ def run(
     refuse_runs()
     from lab.runs.call import Call
     from lab.runs.execute import execute
-    from lab.runs.job import Job
+    from lab.runs.job import Job, check_engine
 
     loaded = _topology(topology, nodes, slots, on)
+    check_engine(engine, None, loaded)
     cwd = Path.cwd()
     call: Call | None = None
-    settings: dict[str, Any] = {"env": _variables(env), "cold": cold}
+    settings: dict[str, Any] = {"env": _variables(env), "cold": cold, "engine": engine}
     if requirements is not None:
         settings["requirements"] = Path(requirements)
     if isinstance(what, Job):
-        if args or kwargs or env or requirements or cold:
+        if args or kwargs or env or requirements or cold or engine != "spawn":
             raise UsageError("a Job has its arguments and variables in it; give it none beside it")
         job = what
     elif isinstance(what, str | Path):

@@ -73,7 +73,7 @@ class Job(BaseModel):
         """
         if module and not python:
             raise UsageError("-m is for Python's modules; leave it out, or leave --no-python out")
-        _check_engine(engine, min_nodes, topology)
+        check_engine(engine, min_nodes, topology)
         folder = _start_folder(start, cwd, topology)
         if not words:
             if not python or module:
@@ -120,7 +120,8 @@ class Job(BaseModel):
         return {**self.model_dump(mode="json"), "env": redacted(self.env)}
 
 
-def _check_engine(engine: str, min_nodes: int | None, topology: Topology) -> None:
+def check_engine(engine: str, min_nodes: int | None, topology: Topology) -> None:
+    """Raise UsageError where there is no such engine, or it cannot do with so few nodes."""
     engines = get_args(Engine)
     if engine not in engines:
         raise UsageError(
