@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from importlib import metadata
 
 from lab.runs.job import Job
-from lab.runs.verdict import Failure
+from lab.runs.verdict import SPAWN_EXCEPTION, Failure
 
 _NEW_FILE = "requirements.txt"
+_MISSING = re.compile(r"(?:ModuleNotFoundError|ImportError): No module named '?([\w.]+)'?")
 PACKAGES: Mapping[str, str] = {
     "Crypto": "pycryptodome",
     "Levenshtein": "python-Levenshtein",
@@ -84,8 +85,9 @@ def hint_for(failure: Failure, job: Job) -> str | None:
     """
     if failure.exception is None or failure.message is None:
         return None
-    missing = re.match(r"No module named '?([\w.]+)'?", failure.message)
-    if missing and failure.exception in ("ModuleNotFoundError", "ImportError"):
+    said = f"{failure.exception}: {failure.message}".strip().splitlines()
+    missing = _MISSING.match(said[-1 if failure.exception == SPAWN_EXCEPTION else 0])
+    if missing:
         return _missing_module(missing[1], job)
     if any(sign in failure.message for sign in CUDA_BUILD_SIGNS):
         return (

@@ -9,6 +9,8 @@ from lab.node.victims import looks_like_victim
 
 SCHEMA = 1
 """Of verdict.json; docs/verdict.md describes it."""
+SPAWN_EXCEPTION = "ProcessRaisedException"
+"""What torch.multiprocessing.spawn raises; its message ends with its child's own exception."""
 
 Kind = Literal[
     "ok",
@@ -72,8 +74,8 @@ class Failure:
     def _exception(self) -> str:
         where = f" ({self.file}:{self.line})" if self.file else ""
         lines = (self.message or "").strip().splitlines()
-        first = f": {lines[0]}" if lines else ""
-        return f"{self.exception}{first}{where}"
+        telling = lines[-1:] if self.exception == SPAWN_EXCEPTION else lines[:1]
+        return f"{': '.join([str(self.exception), *telling])}{where}"
 
 
 @dataclass(frozen=True)

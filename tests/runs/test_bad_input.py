@@ -78,6 +78,24 @@ def test_packages(module: str, requirements: str | None, words: str, tmp_path: P
     assert words in (hint_for(failure, job) or "")
 
 
+SPAWNED = """
+
+-- Process 0 terminated with the following error:
+Traceback (most recent call last):
+  File "a.py", line 1, in work
+    import PIL
+ModuleNotFoundError: No module named 'PIL'
+"""
+
+
+def test_what_a_spawned_process_raised(tmp_path: Path) -> None:
+    failure = raised("ProcessRaisedException", SPAWNED)
+    assert str(failure) == (
+        "rank 0 on node0: ProcessRaisedException: ModuleNotFoundError: No module named 'PIL'"
+    )
+    assert "package pillow:" in (hint_for(failure, Job(command=("a.py",), cwd=tmp_path)) or "")
+
+
 def test_a_package_built_for_cuda(tmp_path: Path) -> None:
     job = Job(command=("a.py",), cwd=tmp_path, requirements=Path("mine.txt"))
     failure = raised("RuntimeError", "operator torchvision::nms does not exist")
@@ -106,6 +124,20 @@ def test_a_pattern_that_no_variable_has(lab: Lab) -> None:
     assert done.returncode == 0
     assert "lab: warning: --pass-env LAB_TEST_*: you have no such variable" in done.stderr
     assert "warning: --pass-env" not in lab(*words, env={"LAB_TEST_X": "1"}).stderr
+
+
+@pytest.mark.docker
+def test_an_executable_that_nodes_do_not_have(lab: Lab) -> None:
+    try:
+        done = lab("run", "-t", "solo", "--on", "docker", "--no-python", "nosuch")
+        assert done.returncode == 1
+        assert "nosuch cannot be run on this node: No such file" in done.stderr.splitlines()[-1]
+        called = lab("exec", "-t", "solo", "--on", "docker", "node0", "nosuch")
+        assert called.returncode == 127
+        words = "lab: error: nosuch cannot be run on node0: No such file or directory\n"
+        assert called.stderr == words
+    finally:
+        lab("down", "-t", "solo")
 
 
 FLOOD = """
