@@ -118,9 +118,10 @@ class Agent:
         )
 
     def _start(self, addr: str, port: int) -> None:
-        command = fill(self.job.command, self._placeholders(addr, port))
         for local_rank in range(self.job.slots):
             rank = self.job.first_rank + local_rank
+            env = self._environment(local_rank, addr, port)
+            command = fill(self.job.command, env)
             reads, writes = zip(*(os.pipe() for _ in STREAMS), strict=True)
             stdin = self._input.open(rank)
             try:
@@ -129,7 +130,7 @@ class Agent:
                         command=command,
                         python=self.job.python,
                         cwd=self.job.cwd,
-                        env=self._environment(local_rank, addr, port),
+                        env=env,
                         stdin=stdin,
                         stdout=writes[STREAMS.index("out")],
                         stderr=writes[STREAMS.index("err")],
@@ -145,18 +146,6 @@ class Agent:
             self._input.watch(rank, pid)
             self._report("started", rank=rank, pid=pid)
             self._pipes.add(rank, dict(zip(STREAMS, reads, strict=True)))
-
-    def _placeholders(self, addr: str, port: int) -> dict[str, object]:
-        job = self.job
-        return {
-            "node_rank": job.node_rank,
-            "nnodes": job.nnodes,
-            "nproc": job.slots,
-            "world_size": job.world_size,
-            "master_addr": addr,
-            "master_port": port,
-            "run_dir": job.run_dir,
-        }
 
     def _environment(self, local_rank: int, addr: str, port: int) -> dict[str, str]:
         job = self.job

@@ -195,16 +195,7 @@ class Torchrun:
             env["TORCHELASTIC_MAX_RESTARTS"] = str(job.max_restarts)
         else:
             env[OWN_STORE_EACH_TIME] = job.env.get(OWN_STORE_EACH_TIME)
-        placeholders = {
-            "node_rank": place["GROUP_RANK"],
-            "nnodes": place["GROUP_WORLD_SIZE"],
-            "nproc": place["LOCAL_WORLD_SIZE"],
-            "world_size": place["WORLD_SIZE"],
-            "master_addr": place["MASTER_ADDR"],
-            "master_port": place["MASTER_PORT"],
-            "run_dir": job.run_dir,
-        }
-        command = fill(job.command, placeholders)
+        command = fill(job.command, {**place, "LAB_RUN_DIR": job.run_dir})
         order = {"command": command, "python": job.python, "cwd": job.cwd, "env": env}
         return order, self._stdin.open(int(place["RANK"]))
 

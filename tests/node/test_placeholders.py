@@ -2,9 +2,10 @@
 
 import pytest
 
-from lab.node.placeholders import NAMES, fill
+from lab.node.placeholders import VARIABLES, fill
 
-VALUES = {name: f"<{name}>" for name in NAMES} | {"run_dir": "/runs/{nproc}", "nnodes": 2}
+ENV = {variable: f"<{name}>" for name, variable in VARIABLES.items()}
+ENV |= {"LAB_RUN_DIR": "/runs/{nproc}", "GROUP_WORLD_SIZE": "2"}
 
 
 @pytest.mark.parametrize(
@@ -26,8 +27,8 @@ VALUES = {name: f"<{name}>" for name in NAMES} | {"run_dir": "/runs/{nproc}", "n
     ],
 )
 def test_arguments(text: str, expected: str) -> None:
-    assert fill(("train.py", text, "-"), VALUES) == ("train.py", expected, "-")
+    assert fill(("train.py", text, "-"), ENV) == ("train.py", expected, "-")
 
 
 def test_the_first_word_is_no_argument() -> None:
-    assert fill(("{nnodes}.py",), VALUES) == ("{nnodes}.py",)
+    assert fill(("{nnodes}.py",), ENV) == ("{nnodes}.py",)

@@ -301,3 +301,22 @@ def test_show_says_which_engine(lab: Lab) -> None:
     shown: dict[str, Any] = json.loads(lab("show", "--json").stdout)["job"]
     assert (shown["engine"], shown["min_nodes"]) == ("torchrun", 1)
     assert "torchrun" in lab("show").stdout
+
+
+def test_a_function_by_torchrun(lab: Lab) -> None:
+    script = lab.script(
+        """
+import os
+from lab import run
+
+def work(base):
+    return base + int(os.environ["RANK"]), os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+
+if __name__ == "__main__":
+    print(run(work, "pair", on="local", engine="torchrun", args=[10], quiet=True).results)
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, script], cwd=lab.cwd, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "((10, 'True'), (11, 'True'))\n", done.stderr
