@@ -46,7 +46,7 @@ def prove(
         Impl, typer.Option(help="lab.parallel's, PyTorch's, or the one-page MinimalDDP.")
     ] = "ours",
     all_reduce: Annotated[
-        AllReduce, typer.Option(help="Ordered: in rank order, so bitwise equal on any ranks.")
+        AllReduce, typer.Option(help="ordered: sums in rank order, so bitwise equal on any ranks.")
     ] = "flat",
     mean: Annotated[Mean, typer.Option(help="As DDP's argument.")] = "sum_then_divide",
     comm_hook: Annotated[
@@ -63,6 +63,9 @@ def prove(
     ] = False,
     reshard_after_forward: Annotated[
         bool, typer.Option(help="Free FSDP's units between forward and backward.")
+    ] = True,
+    prefetch: Annotated[
+        bool, typer.Option(help="Gather FSDP's next unit while one computes.")
     ] = True,
     precision: Annotated[
         Precision, typer.Option(help="Of FSDP's forward and backward.")
@@ -107,6 +110,7 @@ def prove(
             find_unused_parameters=find_unused_parameters,
             static_graph=static_graph,
             reshard_after_forward=reshard_after_forward,
+            prefetch=prefetch,
             precision=precision,
         )
         recipe.check_world(loaded.world_size)

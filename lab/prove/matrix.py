@@ -9,13 +9,14 @@ from lab.prove.recipe import OPTIONS, Recipe
 from lab.prove.report import SCHEMA, Report, count
 
 VARIATIONS: dict[str, tuple[Any, ...]] = {
-    "all_reduce": ("ordered",),
+    "all_reduce": ("ordered", "hierarchical"),
     "mean": ("avg", "divide_then_sum"),
     "comm_hook": ("fp16", "bf16"),
     "bucket_cap_mb": (0.0,),
     "find_unused_parameters": (True,),
     "static_graph": (True,),
     "reshard_after_forward": (False,),
+    "prefetch": (False,),
     "precision": ("bfloat16",),
     "accumulate": (3,),
 }

@@ -44,6 +44,7 @@ def measure(recipe: Recipe, world: World) -> tuple[Wire, Memory]:
     with LiveBytes() as live:
         step()
     parts = [storage_bytes(tensors) for tensors in subject.held()]
+    subject.close()
     received = -1 if before is None or after is None else (after - before) // MEASURED
     rows = _everybodys([received, *parts, live.peak], world)
 
@@ -54,7 +55,7 @@ def measure(recipe: Recipe, world: World) -> tuple[Wire, Memory]:
     wire = Wire(
         measured=None if min(counts) < 0 or world.backend != "gloo" else counts,
         formula=words,
-        expected=round(factor * sum(sizes) * item),
+        expected=None if factor is None else round(factor * sum(sizes) * item),
         binding=ours,
     )
     memory = Memory(

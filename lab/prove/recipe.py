@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 Parallel = Literal["none", "ddp", "zero1", "zero2", "fsdp"]
 Impl = Literal["ours", "torch", "minimal"]
-AllReduce = Literal["flat", "ordered"]
+AllReduce = Literal["flat", "ordered", "hierarchical"]
 Mean = Literal["sum_then_divide", "avg", "divide_then_sum"]
 CommHook = Literal["none", "fp16", "bf16"]
 Precision = Literal["float32", "bfloat16"]
@@ -56,7 +56,8 @@ class Recipe:
     impl: Impl = "ours"
     """lab.parallel's, PyTorch's, or the one-page MinimalDDP."""
     all_reduce: AllReduce = "flat"
-    """Ordered: sums in rank order, bitwise equal to one process at any N."""
+    """ordered: sums in rank order, bitwise equal to one process at any N. hierarchical: inside
+    each node first."""
     mean: Mean = "sum_then_divide"
     comm_hook: CommHook = "none"
     """Compresses gradients on their way."""
@@ -66,6 +67,8 @@ class Recipe:
     static_graph: bool = False
     reshard_after_forward: bool = True
     """Free FSDP's units between forward and backward."""
+    prefetch: bool = True
+    """Gather FSDP's next unit while one computes."""
     precision: Precision = "float32"
     """Of FSDP's forward and backward."""
 
@@ -112,7 +115,7 @@ class Recipe:
         ordered = self.all_reduce == "ordered" or self.parallel in ("fsdp", "zero2")
         if self.impl == "ours" and ordered:
             return Demand(True, 0.0, "sums in rank order")
-        return Demand(False, TOLERANCE, "a ring adds in another order")
+        return Demand(False, TOLERANCE, "sums in another order")
 
     @property
     def training(self) -> "Recipe":
@@ -156,6 +159,7 @@ OPTIONS: dict[str, dict[str, frozenset[str]]] = {
         "none": frozenset({"accumulate"}),
         "ddp": _DDP | {"all_reduce", "mean"},
         "zero1": _DDP | {"all_reduce", "mean"},
+        "fsdp": _FSDP | {"prefetch"},
     },
     "torch": {"ddp": _DDP, "zero1": _DDP, "fsdp": _FSDP},
     "minimal": {"ddp": frozenset({"accumulate"})},

@@ -18,9 +18,9 @@ class Wire:
     measured: list[int] | None
     """By rank: what TCP counted in this process's sockets. None: this system does not tell."""
     formula: str
-    """In words; empty where there is none."""
-    expected: int
-    """By the formula."""
+    """In words."""
+    expected: int | None
+    """By the formula; None where there is none."""
     binding: bool
     """Whether a difference is a fault: of our own, it is."""
 
@@ -34,7 +34,7 @@ class Wire:
     @property
     def faults(self) -> list[str]:
         """What is not as it must be."""
-        if not self.binding or self.measured is None:
+        if not self.binding or self.measured is None or self.expected is None:
             return []
         if not self.expected:
             return ["bytes on the wire where none are needed"] if any(self.measured) else []
@@ -89,7 +89,7 @@ class Memory:
         return found
 
 
-def wire_formula(recipe: Recipe, size: int) -> tuple[str, float]:
+def wire_formula(recipe: Recipe, size: int) -> tuple[str, float | None]:
     """Bytes that a rank receives in a step, as words and as a multiple of S.
 
     An all-reduce is a reduce-scatter and an all-gather, each of which needs (N-1)/N S. FSDP gathers
@@ -97,14 +97,16 @@ def wire_formula(recipe: Recipe, size: int) -> tuple[str, float]:
     """
     gathers, scatters = 1.0, 1.0
     if recipe.parallel == "none":
-        return "", 0.0
-    if recipe.comm_hook != "none":
-        gathers, scatters = 0.5, 0.5
-    if recipe.parallel == "zero1":
-        gathers += 1
+        return "0", 0.0
+    if recipe.all_reduce == "hierarchical":
+        return "depends on the nodes", None
     if recipe.parallel == "fsdp":
         gathers = recipe.accumulate * (2 if recipe.reshard_after_forward else 1)
     parts = gathers + scatters
+    if recipe.comm_hook != "none" or recipe.precision != "float32":
+        parts /= 2
+    if recipe.parallel == "zero1":
+        parts += 1
     return f"{parts:g} (N-1)/N S", parts * (size - 1) / size
 
 
@@ -122,7 +124,12 @@ def memory_formula(recipe: Recipe, sizes: list[int], ranks: int) -> tuple[int, i
     if recipe.parallel == "fsdp":
         shards = sum(-(-size // ranks) for size in sizes)
         held = (2 + states) * shards
-        return held, held + 2 * max(sizes)
+        units = 2 * max(sizes)
+        if not recipe.reshard_after_forward:
+            units += whole  # parameters stay from forward to backward
+        if recipe.accumulate > 1:
+            units += whole  # gradients stay inside no_sync
+        return held, held + units
     if recipe.parallel == "zero1":
         return ranks * part + whole + states * part, None
     if recipe.parallel == "zero2":

@@ -14,8 +14,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from lab.parallel import DistributedDataParallel, MinimalDDP, ZeroRedundancyOptimizer
-from lab.parallel.comm_hooks import bf16_compress_hook, fp16_compress_hook, ordered_hook
+from lab.parallel import (
+    BackwardPrefetch,
+    DistributedDataParallel,
+    FullyShardedDataParallel,
+    HierarchicalAllReduce,
+    MinimalDDP,
+    MixedPrecision,
+    ShardingStrategy,
+    ZeroRedundancyOptimizer,
+)
+from lab.parallel.comm_hooks import (
+    bf16_compress_hook,
+    fp16_compress_hook,
+    hierarchical_hook,
+    ordered_hook,
+)
 from lab.prove.recipe import Recipe
 
 States = dict[str, Tensor]
@@ -49,6 +63,9 @@ class Subject:
         states = self.optimizer.state
         return _joined([states[parameter] for parameter in self.model.parameters()])
 
+    def close(self) -> None:
+        """At the end."""
+
     def held(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """What this rank has in memory: parameters, gradients, optimiser states."""
         parameters: list[Tensor] = list(self.model.parameters())
@@ -67,6 +84,20 @@ class Minimal(Subject):
 
 class DataParallel(Subject):
     """DDP, ours or torch's."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        hierarchical: HierarchicalAllReduce | None = None,
+    ) -> None:
+        super().__init__(model, optimizer)
+        self.hierarchical = hierarchical
+
+    def close(self) -> None:
+        """Give shared memory back."""
+        if self.hierarchical is not None:
+            self.hierarchical.close()
 
     def accumulating(self) -> AbstractContextManager[Any]:
         """Its own."""
@@ -149,6 +180,40 @@ class TorchFsdp(Sharded):
         return _joined([{name: _whole(value) for name, value in row.items()} for row in rows])
 
 
+class OurFsdp(Sharded):
+    """lab.parallel's, whose parameters, gradients and states are flat parts of the whole ones."""
+
+    model: FullyShardedDataParallel
+
+    def accumulating(self) -> AbstractContextManager[Any]:
+        """Its own."""
+        return self.model.no_sync()
+
+    def gradients(self) -> Tensor:
+        """Gathered."""
+        with self.model.summon_full_params(self.model, writeback=False, with_grads=True):
+            return super().gradients()
+
+    def parameters(self) -> Tensor:
+        """Gathered."""
+        with self.model.summon_full_params(self.model, writeback=False):
+            return super().parameters()
+
+    def states(self) -> States | None:
+        """Gathered."""
+        states = self.model.optim_state_dict(self.model, self.optimizer)["state"]
+        return _joined([states[name] for name, _ in self.model.named_parameters()])
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """Gathered."""
+        state: dict[str, Tensor] = self.model.state_dict()
+        return state
+
+    def load_whole_state(self, state: dict[str, Tensor]) -> None:
+        """Cut."""
+        self.model.load_state_dict(state)
+
+
 def one_process(recipe: Recipe, model: nn.Module) -> Subject:
     """What all others are compared with: no collective and no wrapper."""
     kind, arguments = _optimizer(recipe)
@@ -169,23 +234,32 @@ def on_ranks(recipe: Recipe, model: nn.Module, device: torch.device) -> Subject:
     if recipe.impl == "minimal":
         minimal = MinimalDDP(model)
         return Minimal(minimal, kind(minimal.parameters(), **arguments))
+    if recipe.parallel == "fsdp" and recipe.impl == "torch":
+        model = _torch_fsdp(recipe, model, device)
+        return TorchFsdp(model, kind(model.parameters(), **arguments))
     if recipe.parallel == "fsdp":
-        sharded = _torch_fsdp(recipe, model, device)
-        return TorchFsdp(sharded, kind(sharded.parameters(), **arguments))
-    replica = (_torch_ddp if recipe.impl == "torch" else _our_ddp)(recipe, model)
+        model = _our_fsdp(recipe, model)
+        return OurFsdp(model, kind(model.parameters(), **arguments))
+    hierarchical = HierarchicalAllReduce() if recipe.all_reduce == "hierarchical" else None
+    replica = (
+        _torch_ddp(recipe, model)
+        if recipe.impl == "torch"
+        else _our_ddp(recipe, model, hierarchical)
+    )
     if recipe.parallel == "ddp":
-        return DataParallel(replica, kind(replica.parameters(), **arguments))
+        return DataParallel(replica, kind(replica.parameters(), **arguments), hierarchical)
     zero: Any = ZeroRedundancyOptimizer
     if recipe.impl == "torch":
         from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero  # slow to import
 
         zero = TorchZero
-    return ShardedStates(replica, zero(replica.parameters(), kind, **arguments))
+    optimizer = zero(replica.parameters(), kind, **arguments)
+    return ShardedStates(replica, optimizer, hierarchical)
 
 
-def units(model: nn.Module) -> list[nn.Module]:
+def units(model: nn.Module) -> dict[str, nn.Module]:
     """What FSDP gathers at once: the children that have parameters."""
-    return [child for child in model.children() if list(child.parameters())]
+    return {name: child for name, child in model.named_children() if list(child.parameters())}
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
@@ -193,10 +267,14 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.detach().flatten() for tensor in tensors]).cpu()
 
 
-def _our_ddp(recipe: Recipe, model: nn.Module) -> nn.Module:
+def _our_ddp(
+    recipe: Recipe, model: nn.Module, hierarchical: HierarchicalAllReduce | None
+) -> nn.Module:
     replica = DistributedDataParallel(model, mean=recipe.mean, **_ddp_options(recipe))
     if recipe.all_reduce == "ordered":
         replica.register_comm_hook(None, ordered_hook)
+    if hierarchical is not None:
+        replica.register_comm_hook(hierarchical, hierarchical_hook)
     hooks = {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}
     if recipe.comm_hook != "none":
         replica.register_comm_hook(None, hooks[recipe.comm_hook])
@@ -224,6 +302,23 @@ def _ddp_options(recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def _our_fsdp(recipe: Recipe, model: nn.Module) -> nn.Module:
+    """Each child that has parameters is a unit."""
+    dtype = torch.bfloat16 if recipe.precision == "bfloat16" else None
+    options: dict[str, Any] = {
+        "sharding_strategy": ShardingStrategy.FULL_SHARD
+        if recipe.reshard_after_forward
+        else ShardingStrategy.SHARD_GRAD_OP,
+        "backward_prefetch": BackwardPrefetch.BACKWARD_PRE if recipe.prefetch else None,
+        "forward_prefetch": recipe.prefetch,
+        "mixed_precision": MixedPrecision(param_dtype=dtype),
+        "sync_module_states": True,
+    }
+    for name, child in units(model).items():
+        setattr(model, name, FullyShardedDataParallel(child, **options))
+    return FullyShardedDataParallel(model, **options)
+
+
 def _torch_fsdp(recipe: Recipe, model: nn.Module, device: torch.device) -> nn.Module:
     """FSDP2. It overwrites nobody's weights, so rank 0's are broadcast before."""
     from torch.distributed.device_mesh import init_device_mesh  # slow to import
@@ -238,7 +333,7 @@ def _torch_fsdp(recipe: Recipe, model: nn.Module, device: torch.device) -> nn.Mo
             param_dtype=torch.bfloat16 if recipe.precision == "bfloat16" else None
         ),
     }
-    for unit in units(model):
+    for unit in units(model).values():
         fully_shard(unit, **options)
     fully_shard(model, **options)
     return model

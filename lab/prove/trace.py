@@ -95,6 +95,7 @@ def run_distributed(recipe: Recipe, world: World) -> Trace:
         loss += backward(recipe, subject, microbatches[-1], world.device)
         subject.finish_backward()
         trace.step(microbatches[0][0], loss, subject)
+    subject.close()
     return trace
 
 
