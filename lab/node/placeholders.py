@@ -19,7 +19,8 @@ _PATTERN = re.compile(r"\{(" + "|".join(VARIABLES) + r")\}")
 def fill(command: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
     """The command with the placeholders in its arguments replaced, once and from left to right.
 
-    `env` is that of the rank. The first word (the script, or `-m`) is no argument. What a value holds is not looked at again.
+    `env` is that of the rank. The first word (the script, or `-m`) is no argument. What a value
+    holds is not looked at again.
     """
     first, *arguments = command
     filled = (_PATTERN.sub(lambda found: env[VARIABLES[found[1]]], text) for text in arguments)
