@@ -190,3 +190,8 @@ if sys.platform == "linux" and os.geteuid() == 0:  # only root may mount
         (line,) = done.stderr.splitlines()
         assert line.startswith("lab: error: the run directory")
         assert "cannot be written: No space left on device; free some space" in line
+        (run,) = lab.runs()
+        written = (run / "node0/rank0.out").read_bytes()
+        assert len(written) > 500_000  # what there was room for is there, in order
+        assert {len(text) for text in written.split(b"\n")[:-1]} == {1000}
+        assert run.name in lab("ps").stdout
