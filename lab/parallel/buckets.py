@@ -21,13 +21,20 @@ class Bucket:
     written for torch's DDP work with it.
     """
 
-    def __init__(self, index: int, members: Sequence[tuple[int, nn.Parameter]], last: bool) -> None:
+    def __init__(
+        self,
+        index: int,
+        members: Sequence[tuple[int, nn.Parameter]],
+        last: bool,
+        padding: int = 0,
+    ) -> None:
         """Lay the members out one after another.
 
         Args:
             index: place in the order in which buckets are sent.
             members: (number of the parameter, parameter), all of one dtype and device.
             last: whether it is the last to be sent.
+            padding: elements to add at the end, zeros.
         """
         self.numbers = [number for number, _ in members]
         self._index = index
@@ -35,11 +42,14 @@ class Bucket:
         self._last = last
         first = self._parameters[0]
         sizes = [parameter.numel() for parameter in self._parameters]
-        self._buffer = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+        total = sum(sizes) + padding
+        self._buffer = torch.zeros(total, dtype=first.dtype, device=first.device)
+        parts = self._buffer[: sum(sizes)].split(sizes)
         self._views = [
-            _like(part, parameter)
-            for part, parameter in zip(self._buffer.split(sizes), self._parameters, strict=True)
+            _like(part, parameter) for part, parameter in zip(parts, self._parameters, strict=True)
         ]
+        self.present: list[int] = []
+        """Numbers of the parameters that had a gradient when they were last packed."""
 
     def index(self) -> int:
         """Place in the order in which buckets are sent."""
@@ -73,10 +83,15 @@ class Bucket:
         stays None.
         """
         views, gradients = [], []
-        for parameter, view in zip(self._parameters, self._views, strict=True):
+        self.present = []
+        for number, parameter, view in zip(
+            self.numbers, self._parameters, self._views, strict=True
+        ):
             if parameter.grad is None:
                 view.zero_()
-            elif parameter.grad is not view:
+                continue
+            self.present.append(number)
+            if parameter.grad is not view:
                 views.append(view)
                 gradients.append(parameter.grad.detach())
                 parameter.grad = view
@@ -95,17 +110,31 @@ class Bucket:
             if parameter.grad is None and (used is None or used[number]):
                 parameter.grad = view
 
+    def clear(self) -> None:
+        """`zero_grad` was called. Gradients are the parameters' own here: nothing to do."""
+
 
 def make_buckets(parameters: Sequence[nn.Parameter], bucket_cap_mb: float) -> list[Bucket]:
-    """Divide parameters into buckets, in the order in which the buckets are to be sent.
+    """Buckets for parameters, in the order in which they are to be sent: see `divide`."""
+    divided = divide(list(enumerate(parameters)), bucket_cap_mb)
+    return [
+        Bucket(index, members, last=index == len(divided) - 1)
+        for index, members in enumerate(divided)
+    ]
+
+
+def divide(
+    numbered: Sequence[tuple[int, nn.Parameter]], bucket_cap_mb: float
+) -> list[list[tuple[int, nn.Parameter]]]:
+    """Divide parameters into what travels together, in the order in which that is to be sent.
 
     Args:
-        parameters: in the order of registration.
+        numbered: (number, parameter) in the order of registration.
         bucket_cap_mb: MiB from which on a bucket is closed, so its last gradient may exceed it, as
             in torch. 0: a bucket for each parameter.
 
     Returns:
-        Buckets of one dtype and device each. A bucket comes where its last parameter comes in the
+        Members of one dtype and device each. A bucket comes where its last parameter comes in the
         reverse order of registration: then all that is in earlier buckets is expected earlier.
 
     Raises:
@@ -117,7 +146,7 @@ def make_buckets(parameters: Sequence[nn.Parameter], bucket_cap_mb: float) -> li
     closed: list[list[tuple[int, nn.Parameter]]] = []
     still_open: dict[tuple[torch.dtype, torch.device], list[tuple[int, nn.Parameter]]] = {}
     sizes: Counter[tuple[torch.dtype, torch.device]] = Counter()
-    for number, parameter in reversed(list(enumerate(parameters))):
+    for number, parameter in reversed(numbered):
         kind = parameter.dtype, parameter.device
         still_open.setdefault(kind, []).append((number, parameter))
         sizes[kind] += parameter.nbytes
@@ -126,10 +155,7 @@ def make_buckets(parameters: Sequence[nn.Parameter], bucket_cap_mb: float) -> li
             sizes[kind] = 0
     closed += still_open.values()
     closed.sort(key=lambda members: -members[-1][0])
-    return [
-        Bucket(index, members, last=index == len(closed) - 1)
-        for index, members in enumerate(closed)
-    ]
+    return closed
 
 
 def _like(part: Tensor, parameter: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         if init_sync:
             check_replicas(describe(module, options), process_group)
             self.broadcast_state(source=0)
-        self._reducer = Reducer(
+        self.reducer = Reducer(
             trained,
             process_group,
             bucket_cap_mb=bucket_cap_mb,
@@ -141,18 +141,18 @@ class DistributedDataParallel(nn.Module, Joinable):
         average = torch.is_grad_enabled() and self.require_backward_grad_sync
         source = 0
         if self._join_config.enable:
-            source = meet_shadows(self, self._reducer, average)
+            source = meet_shadows(self, self.reducer, average)
         if average:
-            self._reducer.check_finished()
+            self.reducer.check_finished()
             if self.broadcast_buffers:
                 broadcast_(self.module.buffers(), source, self.process_group)
         if self._move_inputs:
             args, kwargs = moved_to(self.device, args), moved_to(self.device, kwargs)
         outputs = self.module(*args, **kwargs)
         if average:
-            self._reducer.expect_backward(outputs)
+            self.reducer.expect_backward(outputs)
         elif torch.is_grad_enabled():
-            self._reducer.expect_nothing()
+            self.reducer.expect_nothing()
         return outputs
 
     @contextmanager
@@ -161,12 +161,12 @@ class DistributedDataParallel(nn.Module, Joinable):
 
         Put forward and backward inside: what counts is where forward was called.
         """
-        before = self.require_backward_grad_sync, self._reducer.in_no_sync
-        self.require_backward_grad_sync, self._reducer.in_no_sync = False, True
+        before = self.require_backward_grad_sync, self.reducer.in_no_sync
+        self.require_backward_grad_sync, self.reducer.in_no_sync = False, True
         try:
             yield
         finally:
-            self.require_backward_grad_sync, self._reducer.in_no_sync = before
+            self.require_backward_grad_sync, self.reducer.in_no_sync = before
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
         """Average buckets by `hook(state, bucket)`: see `comm_hooks.py`. Torch's own will do, too.
@@ -174,9 +174,14 @@ class DistributedDataParallel(nn.Module, Joinable):
         Raises:
             RuntimeError: there is one already.
         """
-        if self._reducer.comm_hook is not None:
+        if self.reducer.comm_hook is not None:
             raise RuntimeError("register_comm_hook can be called once only")
-        self._reducer.comm_hook = (state, hook)
+        self.reducer.comm_hook = (state, hook)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As any module's. Also where gradients are in shards: see ZeroRedundancyOptimizer."""
+        super().zero_grad(set_to_none)
+        self.reducer.clear()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The bare module's state, keys without a prefix. `load_state_dict` takes the same."""
@@ -221,10 +226,8 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """What a rank without input does meanwhile. For `Join([model, optimizer])`."""
-        self._reducer.divide_by_initial_world_size = kwargs.get(
-            "divide_by_initial_world_size", True
-        )
-        return Shadow(self, self._reducer)
+        self.reducer.divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
+        return Shadow(self, self.reducer)
 
     @property
     def join_device(self) -> torch.device:

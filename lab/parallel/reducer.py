@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from lab.parallel.buckets import make_buckets
+from lab.parallel.buckets import Bucket, make_buckets
 from lab.parallel.comm_hooks import Hook, Mean, Pending, mean_of
 from lab.parallel.graph import leaves_of, tensors_in
 
@@ -56,11 +56,6 @@ class Reducer:
         self.hang_guard = hang_guard
         self.names = [name for name, _ in named_parameters]
         self.parameters = [parameter for _, parameter in named_parameters]
-        self.buckets = make_buckets(self.parameters, bucket_cap_mb)
-        self._bucket_of = {
-            number: bucket.index() for bucket in self.buckets for number in bucket.numbers
-        }
-
         # Static graph: what the first backward found.
         self._gradients_each: list[int] | None = None
         self._used: list[bool] | None = None
@@ -69,7 +64,8 @@ class Reducer:
         self._begun = False
         self._unfinished: list[str] = []
         self._unused: set[int] | None = None
-        self._start_over()
+        self.bucket_cap_mb = bucket_cap_mb
+        self.set_buckets(make_buckets(self.parameters, bucket_cap_mb))
 
         # The hooks must not keep the reducer alive: a model can be wrapped anew.
         this = weakref.ref(self)
@@ -86,6 +82,19 @@ class Reducer:
             for number, parameter in enumerate(self.parameters)
         ]
         weakref.finalize(self, _remove, handles)
+
+    def set_buckets(self, buckets: Sequence[Bucket]) -> None:
+        """Use these from the next backward on: all parameters, in the order of sending."""
+        self.buckets = buckets
+        self._bucket_of = {
+            number: bucket.index() for bucket in buckets for number in bucket.numbers
+        }
+        self._start_over()
+
+    def clear(self) -> None:
+        """Forget gradients that are not in `grad`: `zero_grad` was called."""
+        for bucket in self.buckets:
+            bucket.clear()
 
     # Before backward.
 
@@ -233,8 +242,9 @@ class Reducer:
         """Wait for all buckets, and for who used what where that may differ between ranks."""
         used, work = self._used, None
         if self._exchanges_used:
-            flags = [parameter.grad is not None for parameter in self.parameters]
-            used_flags = torch.tensor(flags, dtype=torch.uint8, device=self.parameters[0].device)
+            used_flags = torch.zeros(len(self.parameters), dtype=torch.uint8)
+            used_flags[[number for bucket in self.buckets for number in bucket.present]] = 1
+            used_flags = used_flags.to(self.parameters[0].device)
             work = dist.all_reduce(
                 used_flags, op=dist.ReduceOp.MAX, group=self.group, async_op=True
             )
@@ -282,6 +292,7 @@ class Reducer:
         self._start_over()
         for parameter in self.parameters:
             parameter.grad = None
+        self.clear()
         while len(self._sent) < len(self.buckets):
             self._send_next()
         self._receive()

@@ -1,4 +1,4 @@
-"""ZeRO, stage 1: each rank keeps the optimiser's states of one N-th of the parameters only.
+"""ZeRO, stages 1 and 2: each rank keeps the optimiser's states of one N-th of the parameters only.
 
 Adam keeps two numbers for each parameter, which data parallelism repeats on every rank. But a rank
 that has averaged gradients can leave the step of most parameters to the others: it updates its own
@@ -8,84 +8,50 @@ most others) gives bitwise what the whole optimiser would.
     model = DistributedDataParallel(model)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-3)
 
+Then a rank needs no more of the averaged gradients than those of its own N-th. In stage 2 backward
+leaves it just these, with half of DDP's communication, and `grad` None on all parameters:
+
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.Adam, stage=2, model=model, lr=1e-3
+    )
+    loss.backward()
+    optimizer.clip_grad_norm_(1.0)    # torch's own would see no gradients
+    optimizer.step()
+
+For S bytes of parameters a rank sends 3 (N-1)/N S in a step of stage 1, DDP's all-reduce included,
+and 2 (N-1)/N S in one of stage 2: a reduce-scatter of gradients, an all-gather of parameters.
+
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 SC 2020, https://arxiv.org/abs/1910.02054. Argument names are those of
 torch.distributed.optim.ZeroRedundancyOptimizer, which deals out whole parameters, so that one large
 embedding stays on one rank; here a parameter may be cut anywhere.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
+
+from lab.parallel.buckets import divide
+from lab.parallel.ddp import DistributedDataParallel
+from lab.parallel.zero_gradients import GradientSharding
+from lab.parallel.zero_layout import FlatParameters, Piece, gather, in_memory_order
+from lab.parallel.zero_state import cut_state, gather_states
 
 NOT_ELEMENTWISE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 """torch's optimisers whose update of an element depends on others of its parameter."""
 
 
-@dataclass(frozen=True)
-class Piece:
-    """What this rank updates of one parameter."""
-
-    number: int
-    """Of the parameter, counted through all groups."""
-    parameter: nn.Parameter
-    """The whole, with the gradient."""
-    start: int
-    """First element, in the order of memory."""
-    end: int
-    values: nn.Parameter
-    """[end - start]: the same memory as that part of the parameter. What the optimiser sees."""
-
-
-class FlatParameters:
-    """Parameters of one dtype and device in one flat tensor, which the ranks update in N parts."""
-
-    def __init__(
-        self, numbered: Sequence[tuple[int, nn.Parameter]], group: dist.ProcessGroup | None
-    ) -> None:
-        """Move the parameters into the flat tensor; their values stay."""
-        rank, size = dist.get_rank(group), dist.get_world_size(group)
-        first = numbered[0][1]
-        total = sum(parameter.numel() for _, parameter in numbered)
-        self.group = group
-        self.length = -(-total // size)
-        """Elements of a rank: ceil(total / N). The last parts may end with unused zeros."""
-        self.flat = torch.zeros(size * self.length, dtype=first.dtype, device=first.device)
-        self.mine = self.flat[rank * self.length : (rank + 1) * self.length]
-        self.pieces: list[Piece] = []
-        place = 0
-        for number, parameter in numbered:
-            count = parameter.numel()
-            part = self.flat[place : place + count]
-            stride = torch.empty_like(parameter, device="meta").stride()
-            view = part.as_strided(parameter.shape, stride)
-            view.copy_(parameter.detach())
-            parameter.data = view
-            start = min(max(rank * self.length - place, 0), count)
-            end = min(max((rank + 1) * self.length - place, 0), count)
-            if start < end:
-                values = nn.Parameter(part[start:end])
-                self.pieces.append(Piece(number, parameter, start, end, values))
-            place += count
-
-    def gather(self) -> None:
-        """Get the other ranks' parts. A collective."""
-        if self.length:
-            parts = list(self.flat.split(self.length))
-            dist.all_gather(parts, self.mine.clone(), group=self.group)
-
-
-class ZeroRedundancyOptimizer(Optimizer):
+class ZeroRedundancyOptimizer(Optimizer, Joinable):
     """An optimiser that holds the states of ceil(P / N) parameters on each of N ranks.
 
-    `param_groups` hold the whole parameters, so learning-rate schedulers, gradient clipping and
-    GradScaler work as usual: gradients must be averaged before `step`, as
-    DistributedDataParallel does, and be None on the same parameters of every rank.
+    `param_groups` hold the whole parameters, so learning-rate schedulers work as usual. In stage 1
+    gradients must be averaged before `step`, as DistributedDataParallel does, and be None on the
+    same parameters of every rank; torch's gradient clipping and GradScaler work as well.
     """
 
     def __init__(
@@ -93,6 +59,9 @@ class ZeroRedundancyOptimizer(Optimizer):
         params: Iterable[Any],
         optimizer_class: type[Optimizer],
         process_group: dist.ProcessGroup | None = None,
+        *,
+        stage: Literal[1, 2] = 1,
+        model: DistributedDataParallel | None = None,
         **defaults: Any,
     ) -> None:
         """Lay the parameters out in flat tensors and make the optimiser of this rank's part.
@@ -102,42 +71,74 @@ class ZeroRedundancyOptimizer(Optimizer):
         Args:
             params: parameters or groups, as for any optimiser; the same on every rank.
             optimizer_class: one that treats each element by itself.
-            process_group: the ranks to share with; default all.
+            process_group: the ranks to share with; default all, in stage 2 the model's.
+            stage: 1: states in parts. 2: gradients as well.
+            model: stage 2: the model, all of whose trained parameters are among `params`. From now
+                on its backward leaves gradients here, summed in rank order; `no_sync`, `join`,
+                `find_unused_parameters` and its other options work as ever, but no communication
+                hook. Each backward that averages adds to what is here until `zero_grad`.
             defaults: the optimiser's arguments.
 
         Raises:
-            ValueError: the optimiser does not treat elements by themselves.
+            ValueError: the optimiser does not treat elements by themselves; stage 2 without a
+                model of lab.parallel, with other parameters than the model's or another group.
+            RuntimeError: stage 2, and the model has a communication hook.
         """
+        if stage == 2 and not isinstance(model, DistributedDataParallel):
+            raise ValueError(
+                "stage 2 needs model=, a DistributedDataParallel of lab.parallel, whose backward "
+                "is to leave each rank its part of the gradients"
+            )
+        if stage == 1 and model is not None:
+            raise ValueError("model= is for stage 2: pass stage=2 as well")
+        if model is not None and process_group not in (None, model.process_group):
+            raise ValueError("process_group must be the model's, or left out")
         if optimizer_class.__name__ in NOT_ELEMENTWISE:
             raise ValueError(
                 f"{optimizer_class.__name__} needs whole parameters, and here each rank has parts"
             )
-        self.process_group = process_group
+        Joinable.__init__(self)
+        self.process_group = process_group if model is None else model.process_group
+        self.model = model
         self.optimizer_class = optimizer_class
         self._arguments = defaults
         self._optimizer: Optimizer | None = None
         self._flats: list[FlatParameters] = []
         self._count = 0
         self._consolidated: dict[str, Any] | None = None
+        self._sharding: GradientSharding | None = None
         super().__init__(params, defaults)
+        if model is not None:
+            self._sharding = GradientSharding(model.reducer, self._flats)
         # The optimiser's own defaults, for schedulers that look for lr or momentum in the groups.
         for outer, inner in self._group_pairs():
             outer.update({name: value for name, value in inner.items() if name not in outer})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, as for any optimiser. On all ranks alike."""
+        """Add parameters, as for any optimiser. On all ranks alike.
+
+        Raises:
+            RuntimeError: in stage 2, which has all of the model's from the beginning.
+        """
+        if self._sharding is not None:
+            raise RuntimeError("stage 2 has all of the model's parameters: give all groups at once")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        by_kind: dict[tuple[torch.dtype, torch.device], list[tuple[int, nn.Parameter]]] = {}
-        for parameter in group["params"]:
-            by_kind.setdefault((parameter.dtype, parameter.device), []).append(
-                (self._count, parameter)
-            )
-            self._count += 1
-        flats = [FlatParameters(numbered, self.process_group) for numbered in by_kind.values()]
+        numbered = list(enumerate(group["params"], start=self._count))
+        self._count += len(numbered)
+        if self.model is not None:  # what travels together lies together
+            trained = [(number, p) for number, p in numbered if p.requires_grad]
+            divided = divide(trained, self.model.reducer.bucket_cap_mb)
+        else:
+            by_kind: dict[Any, list[tuple[int, nn.Parameter]]] = {}
+            for number, parameter in numbered:
+                kind = parameter.dtype, parameter.device
+                by_kind.setdefault(kind, []).append((number, parameter))
+            divided = list(by_kind.values())
+        flats = [FlatParameters(members, self.process_group) for members in divided]
         self._flats += flats
         pieces = [piece.values for flat in flats for piece in flat.pieces]
-        inner = {**{name: value for name, value in group.items() if name != "params"}}
+        inner = {name: value for name, value in group.items() if name != "params"}
         if self._optimizer is None:
             self._optimizer = self.optimizer_class([{**inner, "params": pieces}], **self._arguments)
         else:
@@ -148,50 +149,103 @@ class ZeroRedundancyOptimizer(Optimizer):
 
         Args:
             closure: computes the loss and the averaged gradients anew.
+
+        Raises:
+            RuntimeError: stage 2, and backward was called inside `no_sync` only.
         """
+        work = Join.notify_join_context(self)
+        if work is not None:
+            work.wait()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._step()
+        return loss
+
+    def _step(self) -> None:
         assert self._optimizer is not None
         for outer, inner in self._group_pairs():  # what schedulers changed
             inner.update({name: value for name, value in outer.items() if name != "params"})
-        for piece in self._pieces():
-            gradient = piece.parameter.grad
-            if gradient is not None:
-                piece.values.grad = in_memory_order(gradient, piece.parameter)[
-                    piece.start : piece.end
-                ]
+        for piece, gradient in self._gradients():
+            piece.values.grad = gradient
         self._optimizer.step()
         for piece in self._pieces():
             piece.values.grad = None
-        for flat in self._flats:
-            flat.gather()
+        gather(self._flats)
         self._consolidated = None
-        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As any optimiser's. `model.zero_grad()` does the same."""
+        super().zero_grad(set_to_none)
+        if self._sharding is not None:
+            for bucket in self._sharding.buckets:
+                bucket.clear()
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale the averaged gradients down to a norm of `max_norm`. In stage 2 a collective.
+
+        Args:
+            max_norm: of all of them as one vector.
+            norm_type: p of the p-norm; may be infinity.
+
+        Returns:
+            The norm before, a scalar, the same bits on every rank.
+        """
+        if self._sharding is None:
+            whole = [parameter for group in self.param_groups for parameter in group["params"]]
+            return nn.utils.clip_grad_norm_(whole, max_norm, norm_type)
+        gradients = [gradient for _, gradient in self._gradients() if gradient is not None]
+        norm = nn.utils.get_total_norm(gradients, norm_type).to(self.join_device)
+        if norm_type == float("inf"):
+            dist.all_reduce(norm, op=dist.ReduceOp.MAX, group=self.process_group)
+        else:
+            norm = norm**norm_type
+            dist.all_reduce(norm, group=self.process_group)
+            norm = norm ** (1 / norm_type)
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch's
+        for gradient in gradients:
+            gradient.mul_(factor.to(gradient.device))
+        return norm
+
+    def whole_gradients(self) -> list[Tensor | None]:
+        """The averaged gradients of all parameters, in the order of `param_groups`.
+
+        In stage 2 a collective, and as much memory as stage 2 saves: for tests and proofs.
+        """
+        whole = [parameter for group in self.param_groups for parameter in group["params"]]
+        if self._sharding is None:
+            return [parameter.grad for parameter in whole]
+        gathered = self._sharding.gather()
+        return [gathered.get(number) for number in range(len(whole))]
+
+    def _gradients(self) -> list[tuple[Piece, Tensor | None]]:
+        """Of this rank's pieces, [elements of the piece]."""
+        if self._sharding is not None:
+            return self._sharding.gradients()
+        return [
+            (
+                piece,
+                None
+                if piece.parameter.grad is None
+                else in_memory_order(piece.parameter.grad, piece.parameter)[
+                    piece.start : piece.end
+                ],
+            )
+            for piece in self._pieces()
+        ]
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Collect all states on one rank, where `state_dict` then gives them. A collective."""
         assert self._optimizer is not None
-        mine = [
+        states = [
             (piece.number, piece.start, dict(self._optimizer.state.get(piece.values, {})))
             for piece in self._pieces()
         ]
-        rank, size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
-        everybodys: list[Any] | None = [None] * size if rank == to else None
-        dist.gather_object(mine, everybodys, group=self.process_group, group_dst=to)
-        if everybodys is None:
-            return
-        parts: dict[int, list[tuple[int, dict[str, Any]]]] = {}
-        for number, start, state in (row for rows in everybodys for row in rows):
-            if state:
-                parts.setdefault(number, []).append((start, state))
         whole = [parameter for group in self.param_groups for parameter in group["params"]]
-        states = {}
-        for number, rows in sorted(parts.items()):
-            rows.sort(key=lambda row: row[0])
-            states[number] = _join_states([state for _, state in rows], whole[number])
-        self._consolidated = {"state": states}
+        joined = gather_states(states, whole, to, self.process_group)
+        if joined is not None:
+            self._consolidated = {"state": joined}
 
     def state_dict(self) -> dict[str, Any]:
         """What the whole optimiser's would be, after `consolidate_state_dict` on this rank.
@@ -226,7 +280,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         for piece in self._pieces():
             state = state_dict["state"].get(piece.number)
             if state:
-                self._optimizer.state[piece.values] = _cut_state(state, piece)
+                self._optimizer.state[piece.values] = cut_state(state, piece)
 
     def state_bytes(self) -> int:
         """Bytes of the states' tensors on this rank."""
@@ -239,6 +293,29 @@ class ZeroRedundancyOptimizer(Optimizer):
             if isinstance(value, Tensor)
         )
 
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients' tensors on this rank."""
+        if self._sharding is not None:
+            return self._sharding.bytes()
+        whole = [parameter for group in self.param_groups for parameter in group["params"]]
+        return sum(parameter.grad.nbytes for parameter in whole if parameter.grad is not None)
+
+    # Uneven inputs: `Join([model, optimizer])` of torch.distributed.algorithms.join.
+
+    def join_hook(self, **_: Any) -> JoinHook:
+        """What a rank without input does meanwhile: the others' steps with them."""
+        return _Shadow(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        """Where `Join` puts its messages."""
+        return self._flats[0].flat.device
+
+    @property
+    def join_process_group(self) -> Any:
+        """Among whom."""
+        return self.process_group or dist.group.WORLD
+
     def _pieces(self) -> Iterable[Piece]:
         return (piece for flat in self._flats for piece in flat.pieces)
 
@@ -247,35 +324,11 @@ class ZeroRedundancyOptimizer(Optimizer):
         return zip(self.param_groups, self._optimizer.param_groups, strict=True)
 
 
-def in_memory_order(tensor: Tensor, like: Tensor) -> Tensor:
-    """The elements as [numel] in the order in which `like` has them in memory. A view if it can."""
-    if tensor.stride() != like.stride():
-        tensor = torch.empty_like(like).copy_(tensor)
-    return tensor.detach().as_strided((tensor.numel(),), (1,))
+class _Shadow(JoinHook):
+    """`Join` calls it on ranks that have no more input, once for each step of the others."""
 
+    def __init__(self, optimizer: ZeroRedundancyOptimizer) -> None:
+        self.optimizer = optimizer
 
-def _join_states(parts: Sequence[dict[str, Any]], parameter: Tensor) -> dict[str, Any]:
-    """The state of a whole parameter from those of its pieces: element-wise tensors end to end."""
-    joined: dict[str, Any] = {}
-    for name, value in parts[0].items():
-        if isinstance(value, Tensor) and value.dim():
-            whole = torch.empty_like(parameter, dtype=value.dtype)
-            in_memory_order(whole, whole).copy_(torch.cat([part[name] for part in parts]))
-            joined[name] = whole
-        else:
-            joined[name] = value
-    return joined
-
-
-def _cut_state(state: dict[str, Any], piece: Piece) -> dict[str, Any]:
-    """The piece's part of a whole state."""
-    cut: dict[str, Any] = {}
-    for name, value in state.items():
-        # The count of steps is a scalar, and so is the average of a scalar parameter.
-        elementwise = isinstance(value, Tensor) and value.shape == piece.parameter.shape
-        if elementwise and name != "step":
-            moved = value.to(piece.parameter.device)
-            cut[name] = in_memory_order(moved, piece.parameter)[piece.start : piece.end].clone()
-        else:
-            cut[name] = value.clone() if isinstance(value, Tensor) else value
-    return cut
+    def main_hook(self) -> None:
+        self.optimizer._step()

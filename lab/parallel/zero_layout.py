@@ -1,0 +1,82 @@
+"""How ZeRO lays parameters out: flat tensors that the ranks update in N equal parts."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What this rank updates of one parameter."""
+
+    number: int
+    """Of the parameter, counted through all groups."""
+    parameter: nn.Parameter
+    """The whole, with the gradient."""
+    start: int
+    """First element, in the order of memory."""
+    end: int
+    place: int
+    """Of its first element within this rank's part of the flat tensor."""
+    values: nn.Parameter
+    """[end - start]: the same memory as that part of the parameter. What the optimiser sees."""
+
+
+class FlatParameters:
+    """Parameters of one dtype and device in one flat tensor, which the ranks update in N parts."""
+
+    def __init__(
+        self, numbered: Sequence[tuple[int, nn.Parameter]], group: dist.ProcessGroup | None
+    ) -> None:
+        """Move the parameters into the flat tensor; their values stay."""
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        first = numbered[0][1]
+        total = sum(parameter.numel() for _, parameter in numbered)
+        self.group = group
+        self.numbered = list(numbered)
+        self.length = -(-max(total, 1) // size)
+        """Elements of a rank: ceil(total / N). The last parts may end with unused zeros."""
+        self.padding = size * self.length - total
+        self.flat = torch.zeros(size * self.length, dtype=first.dtype, device=first.device)
+        self.mine = self.flat[rank * self.length : (rank + 1) * self.length]
+        self.pieces: list[Piece] = []
+        place = 0
+        for number, parameter in numbered:
+            count = parameter.numel()
+            part = self.flat[place : place + count]
+            stride = torch.empty_like(parameter, device="meta").stride()
+            view = part.as_strided(parameter.shape, stride)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            start = min(max(rank * self.length - place, 0), count)
+            end = min(max((rank + 1) * self.length - place, 0), count)
+            if start < end:
+                values = nn.Parameter(part[start:end])
+                mine = place + start - rank * self.length
+                self.pieces.append(Piece(number, parameter, start, end, mine, values))
+            place += count
+
+
+def gather(flats: Iterable[FlatParameters]) -> None:
+    """Get the other ranks' parts of all of them. A collective."""
+    works = [
+        dist.all_gather(
+            list(flat.flat.split(flat.length)),
+            flat.mine.clone(),
+            group=flat.group,
+            async_op=True,
+        )
+        for flat in flats
+    ]
+    for work in works:
+        work.wait()
+
+
+def in_memory_order(tensor: Tensor, like: Tensor) -> Tensor:
+    """The elements as [numel] in the order in which `like` has them in memory. A view if it can."""
+    if tensor.stride() != like.stride():
+        tensor = torch.empty_like(like).copy_(tensor)
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
