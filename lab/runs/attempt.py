@@ -57,6 +57,8 @@ class Attempt:
     about those that lost their connection to it.
     """
 
+    hello_timeout = HELLO_TIMEOUT
+
     def __init__(
         self,
         topology: Topology,
@@ -114,11 +116,11 @@ class Attempt:
         """Start every agent, wait for the roll-call, start the ranks."""
         with ThreadPoolExecutor(min(32, len(jobs))) as pool:
             list(pool.map(self._connect, jobs))
-        give_up = time.monotonic() + HELLO_TIMEOUT
+        give_up = time.monotonic() + self.hello_timeout
         while missing := [link for link in self._links.values() if not link.greeted]:
             if time.monotonic() > give_up:
                 names = ", ".join(link.node.name for link in missing)
-                raise LabError(f"no answer from the agent on {names} in {HELLO_TIMEOUT:.0f} s")
+                raise LabError(f"no answer from the agent on {names} in {self.hello_timeout:.0f} s")
             self._receive()
             lost = self._failures.lost
             if lost is not None:

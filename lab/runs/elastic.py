@@ -4,7 +4,7 @@ from dataclasses import replace
 from signal import SIGTERM
 
 from lab.node.protocol import Message, NodeJob
-from lab.runs.attempt import Attempt
+from lab.runs.attempt import HELLO_TIMEOUT, Attempt
 from lab.runs.failures import Failures
 from lab.runs.membership import Membership
 from lab.runs.nodes import AgentLink
@@ -14,6 +14,8 @@ from lab.topology import Node
 
 class TorchrunAttempt(Attempt):
     """An attempt whose ranks are workers of each node's torchrun, numbered as the topology says."""
+
+    hello_timeout = 3 * HELLO_TIMEOUT  # torch is imported before
 
     def _on_exit(self, link: AgentLink, message: Message) -> None:
         rank = message["rank"]
@@ -75,7 +77,7 @@ class ElasticAttempt(TorchrunAttempt):
         if self.membership.on_started(message):
             first, self._failures = self._failures.first, Failures()
             because = "a node has joined" if first is None else str(first)
-            count, size = message["world"]["restarts"], self.membership.size
+            count, size = self.membership.restarts, self.membership.size
             self._alive.clear()
             self._ended.clear()
             self._listener.event(

@@ -21,6 +21,8 @@ class Membership:
         self._world: dict[str, Any] | None = None
         self._places: dict[int, str] = {}  # rank -> node, of the ranks that have started
         self._ended_well: set[int] = set()
+        self.restarts = 0
+        """How many worlds came after the first."""
         self.lost: tuple[str, ...] = ()
         """Nodes that the job went on without."""
         self.gave_up = False
@@ -43,6 +45,7 @@ class Membership:
         before, self._world = self._world, world
         is_next = before is not None and str(before["master"]) != str(world["master"])
         if is_next:
+            self.restarts += 1
             self._places.clear()
             self._ended_well.clear()
         self._places[message["rank"]] = message["node"]

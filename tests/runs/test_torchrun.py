@@ -55,7 +55,7 @@ def processes_of(run: Path) -> list[psutil.Process]:
 
 
 def wait_for_all(lab: Lab, text: str, ranks: int) -> None:
-    for _ in range(300):
+    for _ in range(1200):
         if sum(text in path.read_text() for path in lab.cwd.glob("runs/*/*/rank*.out")) == ranks:
             return
         time.sleep(0.1)
@@ -134,7 +134,8 @@ def test_torchrun_begins_again_itself_where_it_may_form_new_worlds(lab: Lab) -> 
     done = lab("run", "-t", "pair", *TORCHRUN, *options, script)
     assert done.returncode == 0, done.stderr
     assert "rank 1 on node1: exited with code 7: beginning again with 2 ranks" in done.stderr
-    assert len(events(lab, "run")) == len(events(lab, "restart")) == 1
+    assert len(events(lab, "run")) == 1
+    assert [event["count"] for event in events(lab, "restart")] == [1]
     assert len(events(lab, "started")) == 4
     found = verdict(lab)
     assert (found["kind"], found["first"], found["lost_nodes"]) == ("ok", None, [])
@@ -200,7 +201,7 @@ def test_a_node_without_which_it_cannot_go_on_is_named(
     running = lab.start("run", *options, *TORCHRUN, script)
     wait_for_all(lab, "ready", 2)
     os.kill(agent_of(lab, node), signal.SIGKILL)
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=120)
     assert running.returncode == 1
     assert f"on {node}: its agent ended" in err.splitlines()[-1]
     assert words in err.splitlines()[-1]
