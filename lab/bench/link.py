@@ -1,34 +1,15 @@
 """What `docker.link.rate` does: the bandwidth between two nodes by the rate asked for."""
 
-import re
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from lab.errors import LabError
-from lab.runs import Job, RunController
-from lab.topology import parse_topology
-from lab.transport import Progress, transport_for
+from lab.bench.on_nodes import UNLIMITED, own_nodes, run_worker, with_rate
+from lab.topology import Topology, parse_topology
+from lab.transport import Progress
 
-TOOK = re.compile(r"([\d.]+) seconds for (\d+) bytes")
-MEGABYTES = {"none": 500, "1gbit": 100, "200mbit": 25, "50mbit": 8}
+MEGABYTES = {UNLIMITED: 500, "1gbit": 100, "200mbit": 25, "50mbit": 8}
 """How much to send at each rate: about a second's worth."""
-
-
-class _Collector:
-    """A listener that keeps what rank 0 prints."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def log(self, node: str, rank: int, stream: str, text: str) -> None:
-        """See `lab.runs.Listener`."""
-        if rank == 0 and stream == "out":
-            self.text += text
-
-    def event(self, message: dict[str, Any]) -> None:
-        """See `lab.runs.Listener`."""
 
 
 def bench_link(
@@ -39,29 +20,18 @@ def bench_link(
     Raises:
         LabError: a run failed.
     """
-    return [_at_rate(rate, runs, progress) for rate in rates]
+    pair = parse_topology("name: link\non: docker\nnodes: 2\n")
+    return [_at_rate(rate, with_rate(pair, rate), runs, progress) for rate in rates]
 
 
-def _at_rate(rate: str, runs: int, progress: Progress) -> dict[str, Any]:
-    link = "" if rate == "none" else f"\ndocker: {{link: {{rate: {rate}}}}}"
-    topology = parse_topology(f"name: bench-link-{rate}\non: docker\nnodes: 2{link}\n")
-    transport = transport_for(topology, Path.cwd())
-    job = Job(command=("-m", "lab.bench.transfer", str(MEGABYTES[rate])), cwd=Path.cwd())
+def _at_rate(rate: str, topology: Topology, runs: int, progress: Progress) -> dict[str, Any]:
+    command = ("lab.bench.transfer", str(MEGABYTES[rate]))
     measured = []
-    try:
+    with own_nodes(topology, progress) as transport:
         for number in range(runs):
             progress(f"link {rate}, run {number + 1} of {runs}")
-            collector = _Collector()
-            run = RunController(topology, job, transport, [collector])
-            run.up(progress)
-            verdict = run.run()
-            took = TOOK.search(collector.text)
-            if took is None:
-                raise LabError(f"no measurement at {rate}: {verdict.summary}")
-            seconds, size = float(took[1]), int(took[2])
-            measured.append(size * 8 / seconds / 1e6)
-    finally:
-        transport.down(progress)
+            took = run_worker(topology, transport, command, progress)
+            measured.append(took["bytes"] * 8 / took["seconds"] / 1e6)
     return {
         "rate asked for": rate,
         "Mbit/s": statistics.median(measured),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 RESULT = "bench.json"
-"""What rank 0 leaves in the run directory: torch, backend, rows and notes."""
+"""What rank 0 leaves in the run directory. A suite's worker: torch, backend, rows and notes."""
 
 
 @dataclass(frozen=True)

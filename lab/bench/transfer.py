@@ -1,15 +1,19 @@
 """Rank 1 sends bytes to rank 0 over plain TCP, which says how fast they came. Run by `link`."""
 
+import json
 import os
 import socket
 import sys
 import time
+from pathlib import Path
+
+from lab.bench.suites import RESULT
 
 CHUNK = 1 << 16
 
 
 def main(megabytes: int) -> None:
-    """Print `SECONDS seconds for BYTES bytes`, after a warm-up of a tenth."""
+    """Leave `seconds` and `bytes` in the run directory, after a warm-up of a tenth."""
     rank, addr, port = (os.environ[name] for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
     total = megabytes * 1_000_000
     if rank == "0":
@@ -18,7 +22,8 @@ def main(megabytes: int) -> None:
             _receive(peer, total // 10)
             began = time.monotonic()
             _receive(peer, total)
-            print(f"{time.monotonic() - began:.6f} seconds for {total} bytes", flush=True)
+            took = {"seconds": time.monotonic() - began, "bytes": total}
+            (Path(os.environ["LAB_RUN_DIR"]) / RESULT).write_text(json.dumps(took))
     elif rank == "1":
         with _connect(addr, int(port)) as peer:
             peer.sendall(bytes(total // 10))

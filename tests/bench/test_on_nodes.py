@@ -1,11 +1,13 @@
 """Benchmarks on the nodes of a topology, from the command line to the JSON."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lab.bench import link
 from lab.bench.on_nodes import with_rate
 from lab.errors import UsageError
 from lab.topology import parse_topology
@@ -80,3 +82,13 @@ def test_bytes_on_the_wire_are_those_of_the_formulas(lab: Lab) -> None:
     assert 4 <= sent["FSDP2"] < 4.2
     assert 3 <= sent["ours"] < 3.2
     assert 2 <= sent["torch DDP"] < 2.2
+
+
+@pytest.mark.docker
+def test_the_link_benchmark_has_a_row_for_each_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (row,) = link.bench_link(1, lambda step: None, rates=["50mbit"])
+    assert row["rate asked for"] == "50mbit"
+    assert 0 < row["min"] == row["Mbit/s"] == row["max"] < math.inf
