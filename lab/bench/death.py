@@ -2,11 +2,10 @@
 
 import re
 import statistics
-import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,14 @@ from lab.bench.startup import torchrun_commands
 from lab.errors import LabError
 from lab.runs import Job, RunController
 from lab.topology import Topology
-from lab.transport import Progress, Transport, transport_for
+from lab.transport import Channel, Progress, Transport, transport_for
 from lab.transport.docker import DockerTransport
 
 MODULE = "lab.bench.one_dies"
 DIES = re.compile(r"dies at ([\d.]+)")
+ENDS = re.compile(r"ends at ([\d.]+)")
+START_TIMEOUT = 120.0
+"""Seconds for torchrun's ranks to start, and to end by themselves."""
 KINDS = {"alone": "others compute", "collective": "others wait in an all-reduce"}
 
 
@@ -28,22 +30,17 @@ class _Ends:
     """A listener that notes when the one died, and when the last of the others had ended."""
 
     def __init__(self) -> None:
-        self._said = ""
+        self.said = ""
         self.last_end = 0.0
 
     def log(self, node: str, rank: int, stream: str, text: str) -> None:
         """See `lab.runs.Listener`."""
-        self._said += text
+        self.said += text
 
     def event(self, message: dict[str, Any]) -> None:
         """See `lab.runs.Listener`."""
         if message["type"] == "exit":
             self.last_end = time.time()
-
-    @property
-    def died(self) -> float:
-        """By the clock of the rank itself, which is that of this machine."""
-        return _death(self._said)
 
 
 def bench_death(topology: Topology, runs: int, progress: Progress) -> list[dict[str, Any]]:
@@ -92,25 +89,44 @@ def _lab_run(topology: Topology, transport: Transport, kind: str, progress: Prog
     verdict = run.run()
     if verdict.first is None or verdict.first.rank != topology.world_size - 1:
         raise LabError(f"another end than was asked for: {verdict.summary}")
-    return ends.last_end - ends.died
+    return ends.last_end - _death(ends.said)
 
 
 def _torchrun(transport: DockerTransport, kind: str) -> float:
+    """The others' ends in their own words: torchrun itself may wait minutes for a lost node."""
+    others = transport.topology.world_size - 1
     with tempfile.TemporaryDirectory(dir=transport.workdir) as folder:
-        commands = torchrun_commands(transport, MODULE, folder, kind)
-        with ThreadPoolExecutor(len(commands)) as pool:
-            ends = list(pool.map(_run_to_its_end, commands))
-    return max(end for end, _ in ends) - _death("".join(said for _, said in ends))
+        commands = torchrun_commands(transport.topology, MODULE, folder, kind)
+        channels = [transport.start(node, argv) for node, argv in commands]
+        said = _Said()
+        for channel in channels:
+            threading.Thread(target=said.listen, args=(channel,), daemon=True).start()
+        give_up = time.monotonic() + START_TIMEOUT
+        while len(ENDS.findall(said.text)) < others and time.monotonic() < give_up:
+            time.sleep(0.05)
+        for channel in channels:
+            channel.close()
+    ends = [float(end) for end in ENDS.findall(said.text)]
+    if len(ends) < others:
+        raise LabError(f"torchrun's ranks did not end:\n{said.text}")
+    return max(ends) - _death(said.text)
 
 
-def _run_to_its_end(command: list[str]) -> tuple[float, str]:
-    """When it ended, and what it said."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return time.time(), done.stdout
+class _Said:
+    """What several commands wrote to stdout."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def listen(self, channel: Channel) -> None:
+        for stream, data in channel.output():
+            if stream == "out":
+                self.text += data.decode()
 
 
 def _death(said: str) -> float:
+    """When the one died, by its own clock, which is that of this machine."""
     found = DIES.search(said)
     if found is None:
-        raise LabError("the rank that was to die did not")
+        raise LabError(f"the rank that was to die did not:\n{said}")
     return float(found[1])

@@ -4,9 +4,11 @@
 
 In FOLDER, which all ranks share, each says that it is at work. The last rank then prints
 `dies at SECONDS` (since the epoch) and kills itself. `alone`: its peers have nothing to do with it
-just then, as while they load data or compute; `collective`: they wait for it in an all-reduce.
+just then, as while they load data or compute; `collective`: they wait for it in an all-reduce. What
+ends otherwise than by SIGKILL prints `ends at SECONDS`.
 """
 
+import atexit
 import os
 import signal
 import sys
@@ -21,6 +23,8 @@ def main() -> None:
     """Meet, and die or wait."""
     folder, kind = Path(sys.argv[1]), sys.argv[2]
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    atexit.register(lambda: print(f"ends at {time.time():.6f}", flush=True))
     if kind == "collective":
         import torch
         import torch.distributed as dist

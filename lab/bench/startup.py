@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import LabError
-from lab.topology import Topology, dump_topology
+from lab.topology import Node, Topology, dump_topology
 from lab.transport import Progress
 from lab.transport.docker import DockerTransport
 
@@ -33,9 +33,7 @@ def bench_startup(topology: Topology, runs: int, progress: Progress) -> list[dic
     ways: dict[str, Callable[[], float]] = {
         "lab run": lambda: _lab_run(topology),
         "lab run --cold": lambda: _lab_run(topology, "--cold"),
-        "torchrun by docker exec": lambda: _last_all_reduce(
-            torchrun_commands(transport, MODULE), topology.world_size
-        ),
+        "torchrun by docker exec": lambda: _torchrun(transport),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for number in range(runs + 1):
@@ -66,17 +64,26 @@ def _lab_run(topology: Topology, *options: str) -> float:
         return _last_all_reduce([argv], topology.world_size)
 
 
-def torchrun_commands(transport: DockerTransport, module: str, *arguments: str) -> list[list[str]]:
-    """What starts a module by torchrun on all nodes of a topology, a command for each."""
-    topology = transport.topology
+def torchrun_commands(
+    topology: Topology, module: str, *arguments: str
+) -> list[tuple[Node, list[str]]]:
+    """What starts a module by torchrun on each node of a topology."""
     port = 20_000 + int(time.time()) % 10_000  # the last run's may linger in TIME_WAIT
     commands = []
     for node_rank, node in enumerate(topology.nodes):
         argv = ["torchrun", f"--nnodes={topology.nnodes}", f"--nproc-per-node={node.slots}"]
         argv += [f"--node-rank={node_rank}", f"--master-port={port}"]
         argv += [f"--master-addr={topology.nodes[0].name}", "-m", module, *arguments]
-        commands.append(["docker", "exec", *transport.exec_arguments(node, argv)])
+        commands.append((node, argv))
     return commands
+
+
+def _torchrun(transport: DockerTransport) -> float:
+    commands = [
+        ["docker", "exec", *transport.exec_arguments(node, argv)]
+        for node, argv in torchrun_commands(transport.topology, MODULE)
+    ]
+    return _last_all_reduce(commands, transport.topology.world_size)
 
 
 def _last_all_reduce(commands: Sequence[Sequence[str]], world_size: int) -> float:
