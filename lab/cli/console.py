@@ -109,6 +109,8 @@ class RunConsole:
 
     def ask(self, rank: int) -> None:
         """A rank waits for somebody at this terminal: show the line that it has not ended."""
+        if not self._shows(rank):
+            return
         for stream in ("out", "err"):
             lines = self._lines.get((rank, stream))
             unended = lines.end() if lines is not None and _file(stream).isatty() else []
@@ -119,6 +121,9 @@ class RunConsole:
     def answered(self) -> None:
         """Somebody has ended that line; may be called from any thread."""
         self._prompt = None
+
+    def _shows(self, rank: int) -> bool:
+        return self._ranks is None or rank in self._ranks
 
     def _break_prompt(self) -> None:
         if self._prompt is not None:
@@ -138,7 +143,7 @@ class RunConsole:
         if stream == "err":
             kept = self.last_stderr.setdefault(rank, deque(maxlen=LAST_LINES))
             kept.extend(line[:WORDS_LIMIT] for line in lines[-LAST_LINES:])
-        if self._ranks is not None and rank not in self._ranks:
+        if not self._shows(rank):
             return
         self._break_prompt()
         file = _file(stream)

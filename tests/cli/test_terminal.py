@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pty
+import re
 import select
 import shlex
 import signal
@@ -116,6 +117,13 @@ else:
         user.type("Ada\n")
         user.expect("[0 node0] hello Ada\n")
         assert user.wait() == 0
+
+
+def test_a_prompt_of_a_rank_that_is_not_shown_leaves_no_trace(folder: Path) -> None:
+    with terminal([*LAB, "--quiet", "ask.py"], folder) as user:
+        user.type("Ada\nx\n")
+        assert user.wait() == 0
+        assert re.fullmatch(r"Ada\nx\nlab: 2 ranks ended well in [\d.]+ s\n", user.screen)
 
 
 def test_the_debugger(folder: Path) -> None:
