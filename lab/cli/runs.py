@@ -97,6 +97,7 @@ def logs(
             min=0, metavar="N", help="Only the last N lines of each file.", show_default=False
         ),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """What the ranks of a run wrote: stdout to stdout, stderr to stderr, with their prefixes."""
     from lab.runs import RunDirectory
@@ -118,11 +119,12 @@ def logs(
     while not over:
         over = not follow or run.state != "running"  # asked before reading: nothing is missed
         for source in files:
-            file = sys.stdout if source.stream == "out" else sys.stderr
+            file = sys.stdout if as_json or source.stream == "out" else sys.stderr
             prefixes.place(source.rank, source.node)
             prefix = prefixes.of(source.rank, colours_wanted(file))
             for line in source.lines(over):
-                print(printable(f"{prefix}{line}", file), file=file, flush=follow)
+                text = source.as_json(line) if as_json else f"{prefix}{line}"
+                print(printable(text, file), file=file, flush=follow)
         if not over:
             time.sleep(POLL)
 
@@ -159,6 +161,11 @@ class LogFile:
         if over:
             yield from self._lines.feed(self._decoder.decode(b"", final=True))
             yield from self._lines.end()
+
+    def as_json(self, line: str) -> str:
+        """One of its lines as `lab run --json` prints it, but for the time, which is not kept."""
+        where = {"type": "log", "node": self.node, "rank": self.rank, "stream": self.stream}
+        return json.dumps({**where, "data": f"{line}\n"})
 
 
 def _tail_offset(path: Path, lines: int) -> int:

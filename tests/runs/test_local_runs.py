@@ -234,6 +234,12 @@ def test_logs_of_a_run(lab: Lab) -> None:
     done = lab("logs", "--rank", "1")
     assert (done.stdout, done.stderr) == ("[1 node1] out 1\n", "[1 node1] err\n")
     assert sorted(lab("logs").stdout.splitlines()) == ["[0 node0] out 0", "[1 node1] out 1"]
+    told = [json.loads(line) for line in lab("logs", "--json", "--rank", "1").stdout.splitlines()]
+    where = {"type": "log", "node": "node1", "rank": 1}
+    assert told == [
+        {**where, "stream": "out", "data": "out 1\n"},
+        {**where, "stream": "err", "data": "err\n"},
+    ]
     assert lab("logs", "--rank", "2").returncode == 2
     nothing = lab("logs", "nosuch")
     assert nothing.returncode == 2
