@@ -13,6 +13,11 @@ from torch import Tensor, nn
 
 MEBIBYTE = 1024 * 1024
 
+BUCKETS = 16
+"""How many `default_cap_mb` aims at."""
+SMALLEST_MB, LARGEST_MB = 1.0, 25.0
+"""Below, messages cost more than overlap gains; from there on larger ones gain nothing."""
+
 
 class Bucket:
     """Gradients of one dtype on one device, as views of one flat buffer.
@@ -112,6 +117,16 @@ class Bucket:
 
     def clear(self) -> None:
         """`zero_grad` was called. Gradients are the parameters' own here: nothing to do."""
+
+
+def default_cap_mb(parameters: Sequence[nn.Parameter]) -> float:
+    """MiB for a bucket where the user has no opinion: a 16th of the gradients, from 1 to 25.
+
+    Torch's default is 25 after a first bucket of 1. A model of 18 MiB then has next to no overlap,
+    for its gradients travel when backward has ended.
+    """
+    total = sum(parameter.nbytes for parameter in parameters) / MEBIBYTE
+    return min(max(total / BUCKETS, SMALLEST_MB), LARGEST_MB)
 
 
 def make_buckets(parameters: Sequence[nn.Parameter], bucket_cap_mb: float) -> list[Bucket]:

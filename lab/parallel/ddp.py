@@ -22,11 +22,12 @@ Names and defaults of the arguments are torch's (torch/nn/parallel/distributed.p
 - Buffers are broadcast by each forward that leads to averaging, and by no other: one rank alone may
   evaluate under torch.no_grad(). torch broadcasts in the first forward after a step.
 - Gradients are always views of buckets: they cost no second copy.
+- `bucket_cap_mb=None` makes 16 buckets or so of a small model, so that they overlap with backward.
 - `state_dict` has the bare model's keys.
 - Sums first and divides then, as one process would; torch divides first. See `mean`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,7 +60,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         broadcast_buffers: bool = True,
         init_sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
-        bucket_cap_mb: float = 25,
+        bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
         gradient_as_bucket_view: bool = True,
         static_graph: bool = False,
@@ -77,7 +78,8 @@ class DistributedDataParallel(nn.Module, Joinable):
                 before each forward.
             init_sync: False: neither check nor overwrite; the ranks are equal already.
             process_group: the ranks to average over; default all.
-            bucket_cap_mb: MiB of gradients that travel together. 0: each by itself.
+            bucket_cap_mb: MiB of gradients that travel together. 0: each by itself. None: by the
+                model's size, see `buckets.default_cap_mb`.
             find_unused_parameters: forward may leave parameters unused, other ones on each rank.
                 One that some ranks used gets the mean, with zeros for those that did not; one that
                 no rank used keeps `grad` None. Costs a walk over the graph and one small all-reduce
@@ -110,7 +112,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
         options = {
             "broadcast_buffers": broadcast_buffers,
-            "bucket_cap_mb": float(bucket_cap_mb),
+            "bucket_cap_mb": None if bucket_cap_mb is None else float(bucket_cap_mb),
             "mean": mean,
             "find_unused_parameters": find_unused_parameters,
             "static_graph": static_graph,
@@ -127,7 +129,8 @@ class DistributedDataParallel(nn.Module, Joinable):
             static_graph=static_graph,
             hang_guard=hang_guard,
         )
-        # A checkpoint has the bare model's keys; loading finds the module under its name here.
+        # As a part of a larger module: its checkpoint has the bare model's keys, and loading looks
+        # for the module under its name here.
         nn.Module.register_load_state_dict_pre_hook(self, _add_prefix)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -186,6 +189,10 @@ class DistributedDataParallel(nn.Module, Joinable):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The bare module's state, keys without a prefix. `load_state_dict` takes the same."""
         return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The bare module's own, which finds its layers' versions in the state's `_metadata`."""
+        return self.module.load_state_dict(state_dict, *args, **kwargs)
 
     def __getstate__(self) -> Any:
         raise TypeError(

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from lab.parallel.buckets import Bucket, make_buckets
+from lab.parallel.buckets import Bucket, default_cap_mb, make_buckets
 from lab.parallel.comm_hooks import Hook, Mean, Pending, mean_of
 from lab.parallel.graph import leaves_of, tensors_in
 
@@ -37,7 +37,7 @@ class Reducer:
         named_parameters: Sequence[tuple[str, nn.Parameter]],
         group: dist.ProcessGroup | None,
         *,
-        bucket_cap_mb: float,
+        bucket_cap_mb: float | None,
         mean: Mean,
         find_unused_parameters: bool,
         static_graph: bool,
@@ -64,6 +64,8 @@ class Reducer:
         self._begun = False
         self._unfinished: list[str] = []
         self._unused: set[int] | None = None
+        if bucket_cap_mb is None:
+            bucket_cap_mb = default_cap_mb(self.parameters)
         self.bucket_cap_mb = bucket_cap_mb
         self.set_buckets(make_buckets(self.parameters, bucket_cap_mb))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lab.parallel import DDP, comm_hooks
-from lab.parallel.buckets import MEBIBYTE, make_buckets
+from lab.parallel.buckets import MEBIBYTE, default_cap_mb, make_buckets
 from tests.ranks import RankPool
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -30,6 +30,15 @@ def test_buckets_fill_in_reverse_and_close_at_the_cap() -> None:
     assert numbers(parameters, 81) == [[4, 3, 2], [1, 0]], "the last gradient may exceed the cap"
     assert numbers(parameters, 0) == [[4], [3], [2], [1], [0]]
     assert numbers(parameters, 1e9) == [[4, 3, 2, 1, 0]]
+
+
+def test_without_an_opinion_a_model_gets_16_buckets() -> None:
+    def of(mebibytes: float) -> list[nn.Parameter]:
+        return [nn.Parameter(torch.empty(int(mebibytes * MEBIBYTE) // 4, device="meta"))]
+
+    assert default_cap_mb(of(64)) == 4
+    assert default_cap_mb(of(0.5)) == 1, "not smaller"
+    assert default_cap_mb(of(1000)) == 25, "not larger"
 
 
 def test_one_dtype_per_bucket_sent_when_their_last_gradient_is_due() -> None:
