@@ -26,11 +26,12 @@ RUN --mount=type=bind,source=docker/local,target=/mnt/local \
 RUN --mount=type=bind,source=docker/local,target=/mnt/local \
     ./with-local pip install -r requirements.txt
 
-# What --requirements FILE adds; nothing but a comment otherwise. torch stays as it is.
-COPY docker/user-requirements.txt ./
+# What --requirements FILE adds; nothing but a comment otherwise. torch stays as it is. The file is
+# not copied: the address of an index may have a password in it.
 RUN --mount=type=bind,source=docker/local,target=/mnt/local \
+    --mount=type=bind,source=docker/user-requirements.txt,target=/mnt/user-requirements.txt \
     pip list --format=freeze | grep '^torch==' >torch.txt \
-    && ./with-local pip install -r user-requirements.txt -c torch.txt
+    && ./with-local pip install -r /mnt/user-requirements.txt -c torch.txt
 
 COPY docker/node-entrypoint /usr/local/bin/
 COPY lab /opt/lab/lab

@@ -66,7 +66,8 @@ def ensure_venv(requirements: Requirements, progress: Progress) -> Venv:
     folder = _venvs() / _digest(requirements)
     while True:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            # Nobody else's business: the address of an index may have a password in it.
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise LabError(

@@ -290,19 +290,12 @@ def test_an_image_for_each_content(docker_lab: Lab) -> None:
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize(
-    ("wish", "words"),
-    [
-        ("lab-test-not-there", "cannot be installed: Could not find a version that satisfies the"),
-        ("torch==2.1", "asks for another torch than the nodes' 2."),
-    ],
-)
-def test_an_image_that_cannot_have_them(docker_lab: Lab, wish: str, words: str) -> None:
+def test_an_image_that_cannot_have_them(docker_lab: Lab) -> None:
     lab = docker_lab
-    (lab.cwd / "wanted.txt").write_text(f"{wish}\n")
+    (lab.cwd / "wanted.txt").write_text("torch==2.1\n")
     options = ["-t", "solo", "--on", "docker", "--requirements", "wanted.txt"]
     done = lab("run", *options, lab.script(""), timeout=240)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("lab: error: ")
-    assert words in done.stderr.splitlines()[-1]
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("lab: error: wanted.txt asks for another torch than the nodes' 2.")
     assert images(lab.cwd / "wanted.txt") == []
