@@ -66,7 +66,7 @@ def collect_garbage(
             for node in lab.nodes:
                 removed += _end_leftovers_on(client, node, dry_run)
     for tag in stale_images(client) if images else ():
-        removed.append(f"image {tag}: of other code than the present")
+        removed.append(f"image {tag}: of other code than the present, or of packages for a run")
         progress(removed[-1])
         if not dry_run:
             remove_image(client, tag)

@@ -1,6 +1,5 @@
 """A requirements file for the ranks: what it says, and what pip said against it."""
 
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,11 +43,6 @@ class Requirements:
         """One file that says it all."""
         return "".join(f"{line}\n" for line in self.lines)
 
-    @property
-    def digest(self) -> str:
-        """Equal content, equal digest, whatever the file is called and wherever it is."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
-
     def failure(self, output: Sequence[str], torch: str | None) -> str:
         """One line on why pip could not install them: its own reason, and the cure.
 
@@ -58,7 +52,8 @@ class Requirements:
         """
         lines = [_FROM_FILE.sub("", _BUILD_PREFIX.sub("", line).rstrip()) for line in output]
         errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-        reason = errors[0].rstrip(".") if errors else next(iter(lines[-1:]), "pip said nothing")
+        errors = errors or [line for line in lines if line.startswith("error: ")][-1:]
+        reason = [*errors, *lines[-1:], "pip said nothing"][0].rstrip(".")
         conflict = _conflict(lines)
         if any("(constraint) torch" in line for line in conflict):
             wishes = "; ".join(line for line in conflict if "(constraint)" not in line)
@@ -76,7 +71,7 @@ class Requirements:
         elif any("No matching distribution" in error for error in errors):
             cure = "look at its name and version"
         else:
-            cure = "correct it, or try: pip install"
+            cure = f"correct it; to see more: pip install -r {self.path}"
         return f"the packages of {self.path} cannot be installed: {reason}; {cure}"
 
 
