@@ -111,7 +111,7 @@ def test_another_torch(output: str, tmp_path: Path) -> None:
             "a 1 depends on c<1; b 2 depends on c>2: loosen the versions",
         ),
         (
-            "  error: subprocess-exited-with-error\n  x\nerror: metadata-generation-failed\n\nhint: x",
+            "  error: subprocess-exited-with-error\nerror: metadata-generation-failed\n\nhint: x",
             "installed: error: metadata-generation-failed; correct it; to see more: pip install -r",
         ),
         ("Killed", "installed: Killed;"),
