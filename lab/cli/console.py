@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import sys
 import time
 from collections import deque
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lab.cli.lines import LINE_LIMIT, Lines
+from lab.cli.output import say, write
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,16 +91,16 @@ class RunConsole:
         self._break_prompt()
         if message["type"] == "stop" and message["because"] != "failure" and message["grace"]:
             text = f"ending the ranks, which have {message['grace']:g} s; Ctrl-C ends them at once"
-            print(f"lab: {text}", file=sys.stderr, flush=True)
+            say(f"lab: {text}")
         if message["type"] == "started":
             self._prefixes.place(message["rank"], message["node"])
         if message["type"] == "restart":
             size = f" with {message['size']}" if "size" in message else ""
             text = f"{message['because']}: beginning again{size}"
-            print(f"lab: {text}", file=sys.stderr, flush=True)
+            say(f"lab: {text}")
         if message["type"] == "lost":
             text = f"{message['node']} is lost ({message['message']}); the others go on without it"
-            print(f"lab: {text}", file=sys.stderr, flush=True)
+            say(f"lab: {text}")
         if message["type"] == "exit":  # whatever it has not ended with a line break
             for stream in ("out", "err"):
                 lines = self._lines.pop((message["rank"], stream), None)
@@ -127,7 +127,7 @@ class RunConsole:
 
     def _break_prompt(self) -> None:
         if self._prompt is not None:
-            print(file=self._prompt, flush=True)
+            write("\n", self._prompt)
             self._prompt = None
 
     def _print_update(self, rank: int, stream: str, text: str) -> None:
@@ -148,30 +148,11 @@ class RunConsole:
         self._break_prompt()
         file = _file(stream)
         prefix = self._prefixes.of(rank, colours_wanted(file))
-        text = "\n".join(f"{prefix}{line}" for line in lines) + end
-        try:
-            file.write(printable(text, file))
-            file.flush()
-        except BrokenPipeError:  # `lab run | head`: nobody reads it any more
-            _mute(file)
-            signal.raise_signal(signal.SIGTERM)  # which the controller takes as a wish to end
-
-
-def _mute(file: TextIO) -> None:
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, file.fileno())
-    os.close(null)
+        write("\n".join(f"{prefix}{line}" for line in lines) + end, file)
 
 
 def _file(stream: str) -> TextIO:
     return sys.stdout if stream == "out" else sys.stderr
-
-
-def printable(text: str, file: TextIO) -> str:
-    """The text with what the file's encoding cannot say replaced; bytes that were no UTF-8, too."""
-    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    encoding = file.encoding or "utf-8"
-    return text.encode(encoding, "replace").decode(encoding)
 
 
 def table_console() -> "Console":
@@ -212,14 +193,14 @@ class JsonConsole:
         self._say(message)
 
     def _say(self, message: Mapping[str, Any]) -> None:
-        print(json.dumps({"time": round(time.time(), 6), **message}), flush=True)
+        write(json.dumps({"time": round(time.time(), 6), **message}) + "\n", sys.stdout)
 
 
 def print_verdict(verdict: "Verdict", console: RunConsole) -> None:
     """The end of a run on stderr: what failed and how, the guilty rank's last words last."""
     error = sys.stderr
     if verdict.kind == "ok":
-        print(f"lab: {verdict.summary}", file=error)
+        say(f"lab: {verdict.summary}")
         return
     first = verdict.first
     if first is None:
@@ -227,7 +208,7 @@ def print_verdict(verdict: "Verdict", console: RunConsole) -> None:
         if verdict.silent:
             names = ", ".join(verdict.silent)
             end = f"no answer from {names}, where ranks may be left: lab down removes them"
-        print(f"lab: {verdict.summary}; {end}", file=error)
+        say(f"lab: {verdict.summary}; {end}")
         return
     others = []
     if verdict.victims:
@@ -237,20 +218,19 @@ def print_verdict(verdict: "Verdict", console: RunConsole) -> None:
     if verdict.ended:
         others.append(f"{_ranks(verdict.ended)} ended by lab")
     if others:
-        print(f"lab: {'; '.join(others)}", file=error)
+        say(f"lab: {'; '.join(others)}")
     colour = colours_wanted(error)
     words = first.traceback.rstrip().splitlines() if first.traceback else []
     words = words or list(console.last_stderr.get(first.rank, ()))
     if words:
         node = f"rank {first.rank} on {first.node}"
-        print(f"lab: the last words of {node}:", file=error)
+        say(f"lab: the last words of {node}:")
         for word in words[-LAST_LINES:]:
-            print(printable(f"  {word}", error), file=error)
+            say(f"  {word}")
     red, reset = ("\033[31m", "\033[0m") if colour else ("", "")
-    what = printable(str(first), error)
-    print(f"{red}lab: {what} (exit code {verdict.exit_code}){reset}", file=error)
+    say(f"{red}lab: {first} (exit code {verdict.exit_code}){reset}")
     if verdict.hint:
-        print(printable(f"lab: {verdict.hint}", error), file=error)
+        say(f"lab: {verdict.hint}")
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
@@ -266,7 +246,7 @@ def progress_line() -> Iterator["Progress"]:
     On a terminal one line with a clock that goes when the work is done; elsewhere a line per step.
     """
     if not colours_wanted(sys.stderr):
-        yield lambda step: print(f"lab: {step}", file=sys.stderr, flush=True)
+        yield lambda step: say(f"lab: {step}")
         return
     from rich.console import Console
     from rich.progress import Progress as Bar

@@ -28,6 +28,7 @@ from lab.cli.options import (
     TopologyOption,
     chosen_ranks,
 )
+from lab.cli.output import say
 from lab.errors import UsageError
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def _finish(outcome: "tuple[RunController, Verdict]", console: RunConsole, quiet
     controller, verdict = outcome
     if not quiet:
         where = controller.directory.path.relative_to(controller.job.cwd)
-        print(f"lab: logs and verdict are in {where}", file=sys.stderr)
+        say(f"lab: logs and verdict are in {where}")
     print_verdict(verdict, console)
     return verdict.exit_code
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lab.cli.console import Prefixes, colours_wanted, printable, table_console
+from lab.cli.console import Prefixes, colours_wanted, table_console
 from lab.cli.lines import Lines
 from lab.cli.options import JsonOption, RankOption, RunArgument, chosen_ranks
+from lab.cli.output import printable
 
 if TYPE_CHECKING:
     from lab.runs import RunDirectory
