@@ -38,7 +38,7 @@ FSDP = Suite(
     "fsdp",
     "lab.bench.workers.fsdp",
     {
-        "step": "training step and bytes on the wire: ours and torch's fully_shard",
+        "step": "training step and bytes on the wire: ours and torch's fully_shard (FSDP2)",
     },
 )
 COLLECTIVES = Suite(

@@ -78,10 +78,16 @@ def test_bytes_on_the_wire_are_those_of_the_formulas(lab: Lab) -> None:
     assert ended.returncode == 0, ended.stderr
     (table,) = tables(lab.cwd / "outputs" / "bench-fsdp-quad.json")
     assert (table["on"], table["rate"]) == ("docker", "1gbit")
-    sent = {row["step"]: row["x (N-1)/N of the model"] for row in table["rows"]}
-    assert 4 <= sent["FSDP2"] < 4.2
-    assert 3 <= sent["ours"] < 3.2
-    assert 2 <= sent["torch DDP"] < 2.2
+    sent = {row["step"]: row["of the model"] for row in table["rows"]}
+    exact = {
+        "FSDP2": 4 / 2,
+        "ours": 3 / 2,
+        "ours, no prefetch": 3 / 2,
+        "ours, no reshard": 2 / 2,
+        "torch DDP": 2 / 2,
+    }
+    for name, expected in exact.items():
+        assert expected <= sent[name] < 1.05 * expected, name  # headers come on top
 
 
 @pytest.mark.docker
