@@ -43,12 +43,16 @@ class RankPool:
         """
         if not all(process.is_alive() for process, _ in self._workers):
             self.close()  # one died after it had answered
+        started = []
         while len(self._workers) < world_size:
             ours, theirs = self._context.Pipe()
             process = self._context.Process(target=_work, args=(theirs,), daemon=True)
             process.start()
             theirs.close()
             self._workers.append((process, ours))
+            started.append(ours)
+        for pipe in started:  # else the first would wait for the last to have imported torch
+            pipe.recv()
         rendezvous = next(self._rendezvous)
         ranks = self._workers[:world_size]
         for rank, (_, pipe) in enumerate(ranks):
@@ -93,6 +97,7 @@ def _work(pipe: connection.Connection) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    pipe.send("ready")
     while True:
         try:
             rank, world_size, rendezvous, function, args = pipe.recv()

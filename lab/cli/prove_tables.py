@@ -33,6 +33,8 @@ def show_report(report: "Report") -> None:
         console.print(f"whole state saved, loaded into shards: {came_back[trip.state_dict]}")
     console.print(f"\na step of {_size(report.memory.model)} of parameters (S), measured:")
     console.print(_costs_table(report))
+    if report.memory.unsharded is not None:
+        console.print(_unsharded(report))
     _print_verdict(console, report.verdict, report.ok)
 
 
@@ -160,6 +162,17 @@ def _costs_table(report: "Report") -> Table:
     )
     head = ("rank", "received", "parameters", "gradients", "optimiser", "together", "peak")
     return _table(head, [*rows, formula])
+
+
+def _unsharded(report: "Report") -> str | None:
+    """FSDP's whole parameters in words."""
+    memory = report.memory
+    if memory.unsharded is None:
+        return None
+    return (
+        f"whole parameters beside the shards: at most {_size(max(memory.unsharded))}, "
+        f"allowed {_size(memory.unsharded_most)}"
+    )
 
 
 def _size(count: int | None) -> str:

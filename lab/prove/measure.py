@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lab.prove.memory import LiveBytes, storage_bytes
+from lab.prove.memory import LiveBytes
 from lab.prove.recipe import Recipe
-from lab.prove.resources import Memory, Wire, memory_formula, wire_formula
+from lab.prove.resources import Memory, Wire, held_formula, unsharded_formula, wire_formula
 from lab.prove.subjects import Subject, on_ranks
 from lab.prove.wire import received_bytes
 from lab.training.world import World
@@ -43,30 +43,33 @@ def measure(recipe: Recipe, world: World) -> tuple[Wire, Memory]:
 
     with LiveBytes() as live:
         step()
-    parts = [storage_bytes(tensors) for tensors in subject.held()]
+    unsharded = subject.unsharded_bytes()
+    received = None if before is None or after is None else (after - before) // MEASURED
+    rows = _everybodys([received, *subject.held(), live.peak, unsharded], world)
+    counts, parameters, gradients, optimizer, peak, unsharded_peak = rows
     subject.close()
-    received = -1 if before is None or after is None else (after - before) // MEASURED
-    rows = _everybodys([received, *parts, live.peak], world)
 
     ours = recipe.impl != "torch"
     words, factor = wire_formula(recipe, world.size)
-    held, most = memory_formula(recipe, sizes, world.size)
-    counts, parameters, gradients, optimizer, peak = map(list, zip(*rows, strict=True))
     wire = Wire(
-        measured=None if min(counts) < 0 or world.backend != "gloo" else counts,
+        measured=_known(counts) if world.backend == "gloo" else None,
         formula=words,
         expected=None if factor is None else round(factor * sum(sizes) * item),
         binding=ours,
     )
+    expected = held_formula(recipe, sizes, world.size) * item
+    most = unsharded_formula(recipe, sizes, world.size)
     memory = Memory(
-        parameters,
-        gradients,
-        optimizer,
-        peak,
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        peak=peak,
+        unsharded=_known(unsharded_peak),
         model=sum(sizes) * item,
         unit=max(sizes) * item,
-        expected=held * item,
-        most=None if most is None else most * item + ACTIVATIONS,
+        expected=expected,
+        most=None if most is None else expected + sum(most) * item + ACTIVATIONS,
+        unsharded_most=None if most is None else most[0] * item,
         binding=ours,
     )
     return wire, memory
@@ -90,8 +93,14 @@ def _received() -> int | None:
     return count
 
 
-def _everybodys(row: list[int], world: World) -> list[list[int]]:
-    mine = torch.tensor(row, device=world.device)
-    rows = [torch.empty_like(mine) for _ in range(world.size)]
-    dist.all_gather(rows, mine)
-    return [[int(value) for value in row] for row in rows]
+def _everybodys(mine: list[int | None], world: World) -> list[list[int]]:
+    """Each figure of all ranks; -1 for None."""
+    row = torch.tensor([-1 if figure is None else figure for figure in mine], device=world.device)
+    rows = [torch.empty_like(row) for _ in range(world.size)]
+    dist.all_gather(rows, row)
+    columns: list[list[int]] = torch.stack(rows, dim=1).tolist()
+    return columns
+
+
+def _known(column: list[int]) -> list[int] | None:
+    return None if min(column) < 0 else column

@@ -54,6 +54,8 @@ class Memory:
     optimizer: list[int]
     peak: list[int]
     """The most during a step, everything included, also activations and buffers."""
+    unsharded: list[int] | None
+    """The most of whole parameters beside the shards. FSDP of ours only."""
     model: int
     """S: all parameters, whole."""
     unit: int
@@ -61,7 +63,8 @@ class Memory:
     expected: int
     """Parameters, gradients and optimiser states, by the formula."""
     most: int | None
-    """What the peak may reach: sharded methods only."""
+    """What the peak may reach, and next what whole parameters may. FSDP only."""
+    unsharded_most: int | None
     binding: bool
     """Whether a difference is a fault: of our own, it is."""
 
@@ -84,8 +87,13 @@ class Memory:
         found = []
         if self.held != self.expected:
             found.append(f"a rank holds {self.held} bytes instead of {self.expected}")
-        if self.most is not None and max(self.peak) > self.most:
-            found.append(f"a rank's peak is {max(self.peak)} bytes instead of {self.most}")
+        peaks = (
+            ("a rank's peak is", self.peak, self.most),
+            ("whole parameters beside the shards take", self.unsharded, self.unsharded_most),
+        )
+        for what, measured, most in peaks:
+            if measured is not None and most is not None and max(measured) > most:
+                found.append(f"{what} {max(measured)} bytes, allowed are {most}")
         return found
 
 
@@ -110,8 +118,8 @@ def wire_formula(recipe: Recipe, size: int) -> tuple[str, float | None]:
     return f"{parts:g} (N-1)/N S", parts * (size - 1) / size
 
 
-def memory_formula(recipe: Recipe, sizes: list[int], ranks: int) -> tuple[int, int | None]:
-    """Elements that a rank holds between steps, and the most that it may at a peak.
+def held_formula(recipe: Recipe, sizes: list[int], ranks: int) -> int:
+    """Elements of parameters, gradients and optimiser states that a rank holds between steps.
 
     Args:
         recipe: the method, and Adam with two states for each parameter, or SGD with one.
@@ -122,16 +130,23 @@ def memory_formula(recipe: Recipe, sizes: list[int], ranks: int) -> tuple[int, i
     whole = sum(sizes)
     part = -(-whole // ranks)
     if recipe.parallel == "fsdp":
-        shards = sum(-(-size // ranks) for size in sizes)
-        held = (2 + states) * shards
-        units = 2 * max(sizes)
-        if not recipe.reshard_after_forward:
-            units += whole  # parameters stay from forward to backward
-        if recipe.accumulate > 1:
-            units += whole  # gradients stay inside no_sync
-        return held, held + units
+        return (2 + states) * sum(-(-size // ranks) for size in sizes)
     if recipe.parallel == "zero1":
-        return ranks * part + whole + states * part, None
+        return ranks * part + whole + states * part
     if recipe.parallel == "zero2":
-        return ranks * part + part + states * part, None
-    return (2 + states) * whole, None
+        return ranks * part + part + states * part
+    return (2 + states) * whole
+
+
+def unsharded_formula(recipe: Recipe, sizes: list[int], ranks: int) -> tuple[int, int] | None:
+    """Elements of whole parameters, and of whole gradients, that FSDP may hold beside the shards.
+
+    Parameters of the unit that computes and of the one gathered in advance; gradients of one unit
+    that are collected, on their way, and coming in from the other ranks.
+    """
+    if recipe.parallel != "fsdp":
+        return None
+    padded = [-(-size // ranks) * ranks for size in sizes]
+    parameters = 2 * max(padded) if recipe.reshard_after_forward else sum(padded)
+    gradients = 3 * max(padded) + (sum(padded) if recipe.accumulate > 1 else 0)
+    return parameters, gradients

@@ -30,10 +30,15 @@ from lab.parallel.comm_hooks import (
     hierarchical_hook,
     ordered_hook,
 )
+from lab.prove.memory import storage_bytes
 from lab.prove.recipe import Recipe
 
 States = dict[str, Tensor]
 """Of an optimiser, by name: `exp_avg` of all parameters, [P]."""
+
+
+Held = tuple[int, int, int]
+"""Bytes of parameters, gradients and optimiser states."""
 
 
 class Subject:
@@ -66,11 +71,16 @@ class Subject:
     def close(self) -> None:
         """At the end."""
 
-    def held(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """What this rank has in memory: parameters, gradients, optimiser states."""
-        parameters: list[Tensor] = list(self.model.parameters())
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        return parameters, gradients, _elementwise(self.optimizer.state.values())
+    def unsharded_bytes(self) -> int | None:
+        """The most of whole parameters beside shards so far; None where that is not counted."""
+        return None
+
+    def held(self) -> Held:
+        """What this rank has in memory."""
+        parameters = list(self.model.parameters())
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        states = _elementwise(self.optimizer.state)
+        return storage_bytes(parameters), storage_bytes(gradients), storage_bytes(states)
 
 
 class Minimal(Subject):
@@ -105,10 +115,17 @@ class DataParallel(Subject):
         return self.model.no_sync()
 
 
-class ShardedStates(DataParallel):
-    """DDP with ZeRO stage 1, ours or torch's."""
+class Zero(DataParallel):
+    """DDP with ZeRO, ours or torch's."""
 
     optimizer: Any
+
+    def gradients(self) -> Tensor:
+        """In stage 2 gathered."""
+        if isinstance(self.optimizer, ZeroRedundancyOptimizer):
+            gradients = self.optimizer.whole_gradients()
+            return flat(gradient for gradient in gradients if gradient is not None)
+        return super().gradients()
 
     def states(self) -> States | None:
         """On rank 0, where they are collected."""
@@ -118,11 +135,14 @@ class ShardedStates(DataParallel):
         states = self.optimizer.state_dict()["state"]
         return _joined([states[number] for number in sorted(states)])
 
-    def held(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Of the states this rank's part."""
+    def held(self) -> Held:
+        """Of states, and in stage 2 of gradients, this rank's part."""
         parameters, gradients, _ = super().held()
-        inner = getattr(self.optimizer, "optim", None) or self.optimizer._optimizer
-        return parameters, gradients, _elementwise(inner.state.values())
+        if isinstance(self.optimizer, ZeroRedundancyOptimizer):
+            gradients, inner = self.optimizer.gradient_bytes(), self.optimizer._optimizer
+            assert inner is not None
+            return parameters, gradients, storage_bytes(_elementwise(inner.state))
+        return parameters, gradients, storage_bytes(_elementwise(self.optimizer.optim.state))
 
 
 class Sharded(Subject, ABC):
@@ -204,6 +224,10 @@ class OurFsdp(Sharded):
         states = self.model.optim_state_dict(self.model, self.optimizer)["state"]
         return _joined([states[name] for name, _ in self.model.named_parameters()])
 
+    def unsharded_bytes(self) -> int | None:
+        """By its own count."""
+        return self.model.meter.parameters.peak
+
     def whole_state(self) -> dict[str, Tensor]:
         """Gathered."""
         state: dict[str, Tensor] = self.model.state_dict()
@@ -253,8 +277,9 @@ def on_ranks(recipe: Recipe, model: nn.Module, device: torch.device) -> Subject:
         from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero  # slow to import
 
         zero = TorchZero
-    optimizer = zero(replica.parameters(), kind, **arguments)
-    return ShardedStates(replica, optimizer, hierarchical)
+    if recipe.parallel == "zero2":
+        arguments |= {"stage": 2, "model": replica}
+    return Zero(replica, zero(replica.parameters(), kind, **arguments), hierarchical)
 
 
 def units(model: nn.Module) -> dict[str, nn.Module]:
@@ -360,8 +385,9 @@ def _joined(states: list[Mapping[str, Tensor]]) -> States:
     return {name: flat(state[name] for state in states) for name in names}
 
 
-def _elementwise(states: Iterable[Mapping[str, Tensor]]) -> list[Tensor]:
-    return [value for state in states for value in state.values() if _is_elementwise(value)]
+def _elementwise(states: Mapping[Tensor, Mapping[str, Tensor]]) -> list[Tensor]:
+    rows = states.values()
+    return [value for state in rows for value in state.values() if _is_elementwise(value)]
 
 
 def _is_elementwise(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """The same training twice, step by step: on N ranks, and in one process that plays all N.
 
 How close they come, measured with gloo on 1, 2, 3, 4 and 8 ranks: bitwise on one and two, since a
-sum of two has one order only. On more, a flat all-reduce sums in another order than rank order, so
+sum of two has one order only. On more, a flat all-reduce in another order than rank order, so
 gradients differ by up to 6e-8, and over 200 steps of Adam the parameters by up to 1.2e-7. Where
 sums are taken in rank order, they are bitwise equal on any number of ranks.
 

@@ -26,10 +26,12 @@ MEMORY = Memory(
     gradients=[1000] * 4,
     optimizer=[2000] * 4,
     peak=[4300] * 4,
+    unsharded=None,
     model=1000,
     unit=200,
     expected=4000,
     most=None,
+    unsharded_most=None,
     binding=True,
 )
 GOOD = Report(

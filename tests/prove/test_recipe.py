@@ -23,6 +23,7 @@ from lab.prove.recipe import OPTIONS
         ({"parallel": "fsdp", "impl": "torch", "prefetch": False}, "has no prefetch"),
         ({"reshard_after_forward": False}, "ddp of impl ours has no reshard-after-forward"),
         ({"parallel": "none", "all_reduce": "ordered"}, "none of impl ours has no all-reduce"),
+        ({"parallel": "zero2", "comm_hook": "fp16"}, "zero2 of impl ours has no comm-hook"),
         ({"all_reduce": "ordered", "comm_hook": "fp16"}, "exclude each other"),
     ],
 )
@@ -50,6 +51,8 @@ def test_no_parallelism_is_for_one_rank() -> None:
         ({"parallel": "zero1"}, {1, 2}),
         ({"parallel": "fsdp", "impl": "torch"}, {1, 2}),
         ({"parallel": "fsdp"}, {1, 2, 3, 4, 8}),
+        ({"parallel": "zero2"}, {1, 2, 3, 4, 8}),
+        ({"parallel": "zero2", "mean": "divide_then_sum"}, {1, 2}),
         ({"parallel": "fsdp", "accumulate": 3, "prefetch": False}, {1, 2, 3, 4, 8}),
         ({"all_reduce": "hierarchical"}, {1, 2}),
         ({"all_reduce": "ordered"}, {1, 2, 3, 4, 8}),

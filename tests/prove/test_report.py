@@ -25,8 +25,8 @@ def test_the_verdict_in_words() -> None:
     assert GOOD.ok
     assert GOOD.verdict == (
         "equal to one process: max |difference| of gradients 3.0e-08, of parameters 1.2e-07, of "
-        "optimiser states 6.0e-09; demanded: 1e-06 relative (sums in another order), on 4 ranks / "
-        "4 nodes"
+        "optimiser states 6.0e-09; demanded: 1e-06 relative (in another order), on 4 ranks / 4 "
+        "nodes"
     )
 
 
@@ -73,7 +73,11 @@ def test_close_is_not_enough_where_every_bit_is_demanded(step: StepRow) -> None:
         (replace(GOOD, wire=replace(WIRE, measured=[0] * 4)), "0.00 times the bytes of the"),
         (replace(GOOD, wire=replace(WIRE, expected=0)), "bytes on the wire where none"),
         (replace(GOOD, memory=replace(MEMORY, optimizer=[2000] * 3 + [2001])), "holds 4001 bytes"),
-        (replace(GOOD, memory=replace(MEMORY, most=4299)), "peak is 4300 bytes instead of 4299"),
+        (replace(GOOD, memory=replace(MEMORY, most=4299)), "peak is 4300 bytes, allowed are 4299"),
+        (
+            replace(GOOD, memory=replace(MEMORY, unsharded=[400, 401], unsharded_most=400)),
+            "whole parameters beside the shards take 401 bytes, allowed are 400",
+        ),
         (replace(GOOD, steps=()), "without any step"),
     ],
 )
