@@ -122,7 +122,8 @@ class FlatParameter:
         """[N x length] in the reduce dtype: what this rank's backward gave so far."""
         self.collected: set[int] = set()
         """Numbers of the slots that have some there."""
-        self._reducing: tuple[dist.Work, Tensor] | None = None
+        self._reducing: tuple[dist.Work, Tensor, Tensor] | None = None
+        """What is sent, and what is received."""
 
     def _cut(self, slot: Slot) -> None:
         """Move this rank's part of a whole parameter into the shard."""
@@ -203,9 +204,13 @@ class FlatParameter:
         gradient = slot.unsharded.grad
         assert gradient is not None
         slot.unsharded.grad = None
+        if gradient.layout != torch.strided:
+            raise TypeError(
+                f"the gradient of {slot.name} is sparse and shards are dense: "
+                "make its layer with sparse=False"
+            )
         if self.gradients is None:
-            self.gradients = self.full.new_empty(self.full.shape, dtype=self.reduce_dtype)
-            self.meter.gradients.add(self.gradients.nbytes)
+            self.gradients = self._new_gradients()
         view = slot.view(self.gradients)
         if number in self.collected:
             view.add_(gradient)
@@ -222,47 +227,50 @@ class FlatParameter:
         return mine
 
     def start_reduce(self) -> None:
-        """Begin to send each rank its N-th of the gradients. A collective, in the background.
+        """Begin to send each rank its N-th of what was collected. A collective, in the background.
 
-        A parameter without a gradient counts as zeros.
+        A parameter without a gradient counts as zeros. What is collected from now on is another
+        reduction's.
         """
-        gradients = self.gradients
-        if gradients is None:
-            gradients = self.full.new_empty(self.full.shape, dtype=self.reduce_dtype)
-            self.meter.gradients.add(gradients.nbytes)
+        message = self.gradients
+        if message is None:
+            message = self._new_gradients()
         for number, slot in enumerate(self.slots):
             if number not in self.collected:
-                slot.view(gradients).zero_()
+                slot.view(message).zero_()
         for gap in self.gaps:
-            gradients[gap].zero_()
-        contributions = torch.empty_like(gradients)
-        self.meter.gradients.add(contributions.nbytes)
+            message[gap].zero_()
+        self.gradients = None
+        self.collected.clear()
+        contributions = self._new_gradients()
         work = dist.all_to_all_single(
             contributions.view(torch.uint8),
-            gradients.view(torch.uint8),
+            message.view(torch.uint8),
             group=self.group,
             async_op=True,
         )
-        self.meter.sent_bytes += (self.size - 1) * self.length * gradients.element_size()
-        # The message must live until it is sent.
-        self.gradients = gradients
-        self._reducing = work, contributions
+        self.meter.sent_bytes += message.nbytes // self.size * (self.size - 1)
+        self._reducing = work, message, contributions
 
     def finish_reduce(self) -> None:
         """Wait, sum in rank order, divide by N, and add to the gradients of the sharded."""
         assert self._reducing is not None
-        assert self.gradients is not None
-        work, contributions = self._reducing
+        work, message, contributions = self._reducing
         work.wait()
         total = self._sum(contributions.view(self.size, self.length))
-        self.meter.gradients.add(-contributions.nbytes)
-        self.drop_gradients()
+        self._reducing = None
+        self.meter.gradients.add(-message.nbytes - contributions.nbytes)
         for slot in self.slots:
             part = total[slot.place]
             if slot.sharded.grad is None:
                 slot.sharded.grad = part
             else:
                 slot.sharded.grad += part
+
+    def _new_gradients(self) -> Tensor:
+        gradients = self.full.new_empty(self.full.shape, dtype=self.reduce_dtype)
+        self.meter.gradients.add(gradients.nbytes)
+        return gradients
 
     def _sum(self, contributions: Tensor) -> Tensor:
         """The mean of [N, length] in rank order; half precision is summed in float32."""
@@ -276,9 +284,13 @@ class FlatParameter:
         """Forget what was collected or is under way."""
         if self.gradients is not None:
             self.meter.gradients.add(-self.gradients.nbytes)
-        self.gradients = None
+            self.gradients = None
         self.collected.clear()
-        self._reducing = None
+        if self._reducing is not None:
+            work, message, contributions = self._reducing
+            work.wait()  # others still write there
+            self.meter.gradients.add(-message.nbytes - contributions.nbytes)
+            self._reducing = None
 
 
 def in_memory_order(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:

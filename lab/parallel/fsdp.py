@@ -175,17 +175,25 @@ class FullyShardedDataParallel(ShardedModule):
             reshard_after_forward=reshard,
             offload=bool(cpu_offload and cpu_offload.offload_params),
         )
-        inner = self.fsdp_modules(self)[1:]
-        for prefix, m in module.named_modules():
-            if isinstance(m, type(self)):
-                m._unit.name = f"{clean_name(prefix)} ({type(m.module).__name__})"
-                m._unit.share(self._unit.meter)
         self._own_conductor = Conductor(
-            [self._unit, *(m._unit for m in inner)],
+            *self._take_over(module),
             group,
-            prefetch_forward=forward_prefetch,
-            prefetch_backward=None if backward_prefetch is None else backward_prefetch.name,
+            forward_prefetch=forward_prefetch,
+            backward_prefetch=None if backward_prefetch is None else backward_prefetch.name,
         )
+
+    def _take_over(self, module: nn.Module) -> tuple[list[Unit], dict[Unit, Unit]]:
+        """All units, this one first, and which is around which. Name the inner ones from here."""
+        units = {"": self._unit}
+        parents = {}
+        for name, inner in module.named_modules():
+            if isinstance(inner, FullyShardedDataParallel):
+                around = [path for path in units if not path or name.startswith(f"{path}.")]
+                parents[inner._unit] = units[max(around, key=len)]
+                units[name] = inner._unit
+                inner._unit.name = f"{clean_name(name)} ({type(inner.module).__name__})"
+                inner._unit.share(self._unit.meter)
+        return list(units.values()), parents
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward on this rank's part of the batch. A collective.

@@ -1,13 +1,15 @@
-"""In which order units are gathered: the same on every rank, whatever each rank's forward does.
+"""In which order units are gathered and reduced: the same on every rank, whatever each rank does.
 
 Collectives match by the order of the calls. So in the first forward the ranks agree on each gather
-(`Agreement`) and remember them (`Order`); from then on every forward and every backward gathers the
-same units in the same order (`Queue`), also those that this rank happens not to use this time.
+(`Agreement`) and remember them (`Order`). From then on every forward and every backward is a
+`Program`: a fixed sequence of collectives. A rank that needs the third begins the first two before
+it, also for units that it happens not to use this time.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import torch
 import torch.distributed as dist
@@ -15,50 +17,87 @@ import torch.distributed as dist
 from lab.parallel.fsdp_unit import Unit
 
 
+class Verb(Enum):
+    """A collective of a unit."""
+
+    GATHER = auto()
+    REDUCE = auto()
+
+
+Step = tuple[Verb, Unit]
+
+
 @dataclass(frozen=True)
 class Order:
     """What the first forward found out; equal on all ranks."""
 
-    used: Sequence[Unit]
-    """Each once, by its first use."""
-    never_used: Sequence[Unit]
+    units: Sequence[Unit]
+    """By their first use; then those without any."""
     repeated: frozenset[Unit]
     """Those that were needed again after they had been freed. From then on they are kept until the
     end of forward."""
+    parents: Mapping[Unit, Unit]
+    """The unit around each but the outermost."""
 
-    @property
-    def forward(self) -> list[Unit]:
-        """The gathers of a forward."""
-        return [*self.used, *self.never_used]
+    def forward(self) -> list[Step]:
+        """Gather each once."""
+        return [(Verb.GATHER, unit) for unit in self.units if unit.flats]
 
-    @property
-    def backward(self) -> list[Unit]:
-        """The gathers of a backward, less what is still there; and the reductions."""
-        return [*reversed(self.used), *self.never_used]
+    def backward(self, *, reduce: bool, prefetch: bool) -> list[Step]:
+        """Gather what is not there; reduce each when all inside it are reduced.
+
+        Args:
+            reduce: False: only gather.
+            prefetch: each gather comes before what the unit before it leads to.
+        """
+        steps = [
+            (verb, unit)
+            for verb, unit in self._inside_out(self.units[0])
+            if (not unit.gathered if verb is Verb.GATHER else unit.trained and reduce)
+        ]
+        if not prefetch:
+            return steps
+        gathers = deque(step for step in steps if step[0] is Verb.GATHER)
+        ahead = [gathers.popleft()] if gathers else []
+        for step in steps:
+            if step[0] is Verb.REDUCE:
+                ahead.append(step)
+            elif gathers:
+                ahead.append(gathers.popleft())
+        return ahead
+
+    def _inside_out(self, unit: Unit) -> Iterator[Step]:
+        """Backward enters a unit before those inside it, last ones first, and leaves it after."""
+        yield Verb.GATHER, unit
+        for inner in reversed(self.units):
+            if self.parents.get(inner) is unit:
+                yield from self._inside_out(inner)
+        yield Verb.REDUCE, unit
 
 
-class Queue:
-    """The gathers of one forward or backward whose order is known."""
+class Program:
+    """The collectives of one forward or backward whose order is known."""
 
-    def __init__(self, units: Iterable[Unit]) -> None:
+    def __init__(self, steps: Iterable[Step]) -> None:
         """All that are to come."""
-        self._waiting = deque(units)
+        self._steps = deque(steps)
+        self._ready: set[Unit] = set()
         self._ahead: Unit | None = None
-        """Begun by `prefetch`, and not needed yet."""
+        """Gathered by `prefetch`, and not needed yet."""
+        self._reducing: Unit | None = None
 
     def need(self, unit: Unit) -> None:
-        """Have a unit gathered, and all before it.
+        """Have a unit gathered, and all before it done.
 
         Raises:
             RuntimeError: it was gathered in this pass, and freed.
         """
         while not unit.gathered:
-            if not self._waiting:
+            if not self._steps:
                 raise RuntimeError(
                     f"{unit.name} is used again after it was freed, which the first forward did "
                     "not do, so the other ranks would not take part: wrap the module that calls it "
-                    "instead, or give it ShardingStrategy.SHARD_GRAD_OP; in backward: checkpoint "
-                    "with use_reentrant=False"
+                    "instead, or give it ShardingStrategy.SHARD_GRAD_OP"
                 )
             self._start_next()
             self._ahead = None
@@ -67,27 +106,41 @@ class Queue:
         unit.finish_gather()
 
     def prefetch(self) -> None:
-        """Begin with the next unit while others compute. One at a time, for the memory's sake."""
-        while self._waiting and self._waiting[0].gathered:
-            self._waiting.popleft()
-        if self._waiting and self._ahead is None:
-            self._ahead = self._waiting[0]
+        """Begin with the next gather. One at a time, for the memory's sake."""
+        following = next((unit for verb, unit in self._steps if verb is Verb.GATHER), None)
+        if following is not None and self._ahead is None:
+            while not following.gathered:
+                self._start_next()
+            self._ahead = following
+
+    def ready(self, unit: Unit) -> None:
+        """All its gradients are there: reduce them when it is their turn."""
+        self._ready.add(unit)
+        while self._steps and self._steps[0][0] is Verb.REDUCE and self._steps[0][1] in self._ready:
             self._start_next()
 
     def finish(self) -> None:
-        """Take part in what other ranks may need, and this one did not."""
-        while self._waiting:
-            unit = self._waiting[0]
-            if not unit.gathered:
-                self._start_next()
+        """Do what is left: what other ranks may need, and this one did not."""
+        while self._steps:
+            verb, unit = self._steps[0]
+            self._start_next()
+            if verb is Verb.GATHER:
                 unit.free()
-            else:
-                self._waiting.popleft()
+        self._finish_reduction()
 
     def _start_next(self) -> None:
-        unit = self._waiting.popleft()
-        if not unit.gathered:
+        verb, unit = self._steps.popleft()
+        if verb is Verb.GATHER:
             unit.start_gather()
+        else:
+            self._finish_reduction()  # more under way would need more memory; the wire is one
+            unit.start_reduce()
+            self._reducing = unit
+
+    def _finish_reduction(self) -> None:
+        if self._reducing is not None:
+            self._reducing.finish_reduce()
+            self._reducing = None
 
 
 class Agreement:
@@ -95,8 +148,14 @@ class Agreement:
 
     NOTHING = -1
 
-    def __init__(self, units: Sequence[Unit], group: dist.ProcessGroup | None) -> None:
-        """All units, in order of registration."""
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        parents: Mapping[Unit, Unit],
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        """All units, in order of registration, and which is around which."""
+        self._parents = parents
         self._units = units
         self._group = group
         self._gathered: list[Unit] = []
@@ -117,10 +176,10 @@ class Agreement:
 
     def order(self) -> Order:
         """For the forwards to come."""
-        used = list(dict.fromkeys(self._gathered))
+        used = list(dict.fromkeys([self._units[0], *self._gathered]))
         return Order(
-            used=used,
-            never_used=[unit for unit in self._units if unit not in used],
+            units=[*used, *(unit for unit in self._units[1:] if unit not in used)],
+            parents=self._parents,
             repeated=frozenset(unit for unit in used if self._gathered.count(unit) > 1),
         )
 
@@ -139,39 +198,3 @@ class Agreement:
         unit.finish_gather()
         self._gathered.append(unit)
         return True
-
-
-class Reductions:
-    """The reductions of one backward: in one order, one at a time under way."""
-
-    def __init__(self, units: Iterable[Unit]) -> None:
-        """All that are to come."""
-        self._waiting = deque(units)
-        self._ready: set[Unit] = set()
-        self._under_way: Unit | None = None
-
-    def is_begun(self, unit: Unit) -> bool:
-        """Whether a gradient would come too late."""
-        return unit not in self._waiting
-
-    def ready(self, unit: Unit) -> None:
-        """All gradients are there: begin, when it is this unit's turn."""
-        self._ready.add(unit)
-        while self._waiting and self._waiting[0] in self._ready:
-            self._start_next()
-
-    def finish(self) -> None:
-        """Begin with the others, whether they have gradients or not, and wait for all."""
-        while self._waiting:
-            self._start_next()
-        self._finish_one()
-
-    def _start_next(self) -> None:
-        self._finish_one()  # more under way would need more memory, and the wire is one
-        self._under_way = self._waiting.popleft()
-        self._under_way.start_reduce()
-
-    def _finish_one(self) -> None:
-        if self._under_way is not None:
-            self._under_way.finish_reduce()
-            self._under_way = None

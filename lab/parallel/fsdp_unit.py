@@ -62,7 +62,8 @@ class Unit:
         ]
         self.device = self.flats[0].device if self.flats else torch.device("cpu")
         self.conductor: Any = None
-        self.uses = 0
+        """That of the last forward."""
+        self.start_over()
         self.waiting: set[tuple[int, int]] = set()
         """(flat, slot) that have had no gradient yet in this backward."""
         self.on_gradient: Callable[[Unit], None] | None = None
@@ -71,6 +72,15 @@ class Unit:
             for number, slot in enumerate(flat.slots):
                 if flat.trained:
                     slot.unsharded.register_post_accumulate_grad_hook(self._hook(place, number))
+
+    def start_over(self) -> None:
+        """A backward is over."""
+        self.uses = 0
+        """Forwards whose backward may still need frozen parameters."""
+        self.hidden_forwards = 0
+        """Forwards without gradients in a forward with: each in a reentrant checkpoint."""
+        self.recomputed = False
+        """A checkpoint has called forward in this backward."""
 
     def share(self, meter: Meter) -> None:
         """Count at an outer unit's meter from now on."""
@@ -106,6 +116,11 @@ class Unit:
     def gathered(self) -> bool:
         """Whether the full parameters are there or on the way."""
         return all(flat.gathered for flat in self.flats)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether some are collected and not sent."""
+        return any(flat.collected for flat in self.flats)
 
     @property
     def trained(self) -> bool:
