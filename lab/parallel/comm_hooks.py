@@ -21,6 +21,7 @@ from torch import Tensor
 from lab.parallel.buckets import Bucket
 from lab.parallel.hierarchical import HierarchicalAllReduce
 from lab.parallel.ordered import start_all_reduce_ordered
+from lab.parallel.streams import used_on_current_stream
 
 Mean = Literal["sum_then_divide", "avg", "divide_then_sum"]
 
@@ -103,4 +104,9 @@ def bf16_compress_hook(group: dist.ProcessGroup | None, bucket: Bucket) -> Pendi
 def _compressed(group: dist.ProcessGroup | None, bucket: Bucket, dtype: torch.dtype) -> Pending:
     small = bucket.buffer().to(dtype).div_(dist.get_world_size(group))
     work = dist.all_reduce(small, group=group, async_op=True)
-    return Work(work, lambda: bucket.buffer().copy_(small))
+
+    def finish() -> Tensor:
+        used_on_current_stream(small)
+        return bucket.buffer().copy_(small)
+
+    return Work(work, finish)

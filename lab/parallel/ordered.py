@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
+from lab.parallel.streams import used_on_current_stream
+
 
 def all_reduce_ordered(tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
     """Replace each rank's tensor by ((t0 + t1) + t2) + ..., in place, the same bits on all ranks.
@@ -48,6 +50,8 @@ def start_all_reduce_ordered(
 
     def finish() -> None:
         work.wait()
+        used_on_current_stream(contributions)
+        used_on_current_stream(padded)
         total = contributions[0]
         for contribution in contributions[1:]:
             total += contribution

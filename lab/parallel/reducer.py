@@ -27,6 +27,8 @@ from torch.autograd import Variable
 from lab.parallel.buckets import Bucket, default_cap_mb, make_buckets
 from lab.parallel.comm_hooks import Hook, Mean, Pending, mean_of
 from lab.parallel.graph import leaves_of, tensors_in
+from lab.parallel.reducer_errors import no_gradient, one_too_many
+from lab.parallel.streams import gradient_streams
 
 
 class Reducer:
@@ -60,6 +62,7 @@ class Reducer:
         self._gradients_each: list[int] | None = None
         self._used: list[bool] | None = None
 
+        self._streams = gradient_streams(self.parameters[0].device)
         self._expecting = False
         self._begun = False
         self._unfinished: list[str] = []
@@ -180,11 +183,12 @@ class Reducer:
                 f"the gradient of {name} is sparse and buckets hold dense ones: "
                 "make its layer with sparse=False"
             )
+        self._streams.note()
         bucket = self._bucket_of[number]
         self._fired[number] += 1
         unforeseen = self._gradients_each and self._fired[number] > self._gradients_each[number]
         if bucket < len(self._sent) or unforeseen:
-            raise RuntimeError(self._one_too_many(name))
+            raise RuntimeError(one_too_many(self._rank, name, self.static_graph))
         # A static graph's first backward only counts: which gradient is the last is not known yet.
         first_of_static = self.static_graph and self._gradients_each is None
         if self._fired[number] >= self._wanted[number] and not first_of_static:
@@ -192,19 +196,9 @@ class Reducer:
             while len(self._sent) < len(self.buckets) and not self._waiting_for[len(self._sent)]:
                 self._send_next()
 
-    def _one_too_many(self, name: str) -> str:
-        cure = (
-            "the graph is not the same in every step: leave static_graph=True out"
-            if self.static_graph
-            else "a parameter used in two reentrant checkpoints gets two: checkpoint with "
-            "use_reentrant=False, or pass static_graph=True if the graph is the same in every "
-            "step. A parameter that the loss uses apart from forward's outputs gets one too many "
-            "for find_unused_parameters=True"
-        )
-        return f"rank {self._rank}: {name} got a gradient when none was awaited any more; {cure}"
-
     def _send_next(self) -> None:
         bucket = self.buckets[len(self._sent)]
+        self._streams.join()
         bucket.pack()
         if self.comm_hook is None:
             self._sent.append(mean_of(bucket, self.group, self.mean, self.divisor))
@@ -229,7 +223,9 @@ class Reducer:
         if missing and not may_miss:
             self._unfinished = [self.names[number] for number in missing]
             if self.hang_guard:
-                raise RuntimeError(self._hang(missing))
+                frozen = [self.names[n] for n in missing if not self.parameters[n].requires_grad]
+                changed = self._gradients_each is not None
+                raise RuntimeError(no_gradient(self._rank, self._unfinished, frozen, changed))
             return
         while len(self._sent) < len(self.buckets):
             self._send_next()
@@ -263,25 +259,6 @@ class Reducer:
     @property
     def _exchanges_used(self) -> bool:
         return self._used is None if self.static_graph else self.find_unused_parameters
-
-    def _hang(self, missing: Sequence[int]) -> str:
-        names = ", ".join(self.names[number] for number in missing[:10])
-        if len(missing) > 10:
-            names += f" and {len(missing) - 10} more"
-        frozen = [self.names[n] for n in missing if not self.parameters[n].requires_grad]
-        if frozen:
-            cure = f"{frozen[0]} was frozen after the model had been wrapped: wrap it afterwards"
-        elif self._gradients_each is not None:
-            cure = "the graph is not that of the first step: leave static_graph=True out"
-        else:
-            cure = (
-                "forward did not use it, or its output not for the loss, in one backward: if that "
-                "is meant, pass find_unused_parameters=True"
-            )
-        return (
-            f"rank {self._rank}: no gradient for {names}, so the other ranks would wait for it in "
-            f"vain; {cure}"
-        )
 
     @property
     def _rank(self) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 from lab.parallel.buckets import Bucket
 from lab.parallel.comm_hooks import Pending
 from lab.parallel.reducer import Reducer
+from lab.parallel.streams import used_on_current_stream
 from lab.parallel.zero_layout import FlatParameters, Piece
 
 IN_FLIGHT = 2
@@ -191,6 +192,8 @@ class Part:
         """Finish: [length of a part]. Also when it was called before."""
         if self._result is None:
             self._work.wait()
+            used_on_current_stream(self._theirs)
+            used_on_current_stream(self._bucket.buffer())
             total = self._theirs[0].clone()
             for contribution in self._theirs[1:]:
                 total += contribution
