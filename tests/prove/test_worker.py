@@ -1,9 +1,7 @@
 """The proof among real ranks: it holds where training is right, and fails where it is broken."""
 
 import json
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -11,97 +9,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lab.parallel import MinimalDDP
-from lab.prove import Matrix, Recipe, Report, subjects, trace, worker
+from lab.prove import Matrix, Recipe, Report, trace, worker
 from lab.prove.matrix import recipes
+from tests.prove.breaks import BREAKS, NOTHING
 from tests.ranks import RankPool
 
 
-class SkippedSync(MinimalDDP):
-    """Rank 1 takes its step with its own gradients, not with the averaged ones."""
-
-    def sync_grads(self) -> None:
-        own = [p.grad.clone() for p in self.parameters() if p.grad is not None]
-        super().sync_grads()
-        if dist.get_rank() == 1:
-            for parameter, gradient in zip(self.parameters(), own, strict=True):
-                parameter.grad = gradient
-
-
-class NoSync(MinimalDDP):
-    """Nobody averages."""
-
-    def sync_grads(self) -> None:
-        pass
-
-
-class SumNotMean(MinimalDDP):
-    def sync_grads(self) -> None:
-        super().sync_grads()
-        for parameter in self.parameters():
-            assert parameter.grad is not None
-            parameter.grad *= dist.get_world_size()
-
-
-class NoBroadcast(MinimalDDP):
-    def __init__(self, module: nn.Module) -> None:
-        nn.Module.__init__(self)
-        self.module, self.group = module, None
-
-
-class OneWeightOff(MinimalDDP):
-    """A single weight of the last rank, by a little more than the tolerance, in one step."""
-
-    syncs = 0
-
-    def sync_grads(self) -> None:
-        super().sync_grads()
-        self.syncs += 1
-        if self.syncs == 3 and dist.get_rank() == dist.get_world_size() - 1:
-            with torch.no_grad():
-                next(self.parameters())[0, 0] += 2e-6
-
-
-class NotANumber(MinimalDDP):
-    def sync_grads(self) -> None:
-        super().sync_grads()
-        for parameter in self.parameters():
-            assert parameter.grad is not None
-            parameter.grad.fill_(float("nan"))
-
-
-def wrong_batches(recipe: Recipe, rank: int, world_size: int) -> Any:
-    """Rank 1 gets rank 0's batches."""
-    return trace_batches(recipe, 0 if rank == 1 else rank, world_size)
-
-
-trace_batches = trace.batches
-
-
-def run_distributed_on_wrong_batches(recipe: Recipe, world: Any) -> trace.Trace:
-    with patch.object(trace, "batches", wrong_batches):
-        return trace_run_distributed(recipe, world)
-
-
-trace_run_distributed = trace.run_distributed
-
-BREAKS: dict[str, Any] = {
-    "none": nullcontext,
-    "wrong batch on rank 1": lambda: patch.object(
-        worker, "run_distributed", run_distributed_on_wrong_batches
-    ),
-} | {
-    kind.__name__: lambda kind=kind: patch.object(subjects, "MinimalDDP", kind)
-    for kind in (SkippedSync, NoSync, SumNotMean, NoBroadcast, OneWeightOff, NotANumber)
-}
-
-
 def run_worker(broken: str, out: Path, *arguments: str) -> int:
-    context: AbstractContextManager[Any] = BREAKS[broken]()
-    with context:
-        # The breaks are of MinimalDDP, which says when it averages.
-        impl = () if broken == "none" else ("--impl", "minimal")
-        return worker.main(["--out", str(out), "--quiet", "--steps", "8", *impl, *arguments])
+    found = BREAKS.get(broken, NOTHING)
+    with found.patch():
+        words = [*found.arguments.split(), *arguments]
+        return worker.main(["--out", str(out), "--quiet", "--steps", "8", *words])
 
 
 def read(path: Path) -> Report:
@@ -178,19 +96,19 @@ def test_sgd_too(ranks: RankPool, tmp_path: Path) -> None:
     assert read(out).recipe.optimizer == "sgd"
 
 
-@pytest.mark.parametrize("broken", [name for name in BREAKS if name != "none"])
+@pytest.mark.parametrize("broken", BREAKS)
 def test_what_is_broken_is_caught(ranks: RankPool, tmp_path: Path, broken: str) -> None:
     out = tmp_path / "report.json"
-    codes = ranks.run(3, run_worker, broken, out)
-    assert codes == [1, 0, 0], "rank 0 judges"
+    assert ranks.run(3, run_worker, broken, out) == [1, 0, 0], "rank 0 judges"
     report = read(out)
     assert not report.ok
-    assert report.verdict.startswith("NOT equal to one process")
+    assert report.verdict.startswith("NOT ")
+    assert BREAKS[broken].words in report.verdict
+    assert report.ranks_equal is not BREAKS[broken].ranks_differ
     first = report.first_unequal
-    assert first is not None
-    assert first.step == (3 if broken == "OneWeightOff" else 1)
-    drift = broken in ("SkippedSync", "NoSync", "NoBroadcast", "OneWeightOff")
-    assert report.ranks_equal is not drift
+    if broken == "OneWeightOff":
+        assert first is not None
+        assert first.step == 3
 
 
 def test_the_guilty_rank_has_the_largest_difference(ranks: RankPool, tmp_path: Path) -> None:
