@@ -45,8 +45,8 @@ def test_exact_codes_and_a_container_that_is_killed(docker_lab: Lab) -> None:
     wait_for_all(lab, "reduced in a world of 3", 3)
     (victim,) = (name for name in things(lab) if name.endswith("node2"))
     subprocess.run(["docker", "kill", victim], check=True, capture_output=True)
-    out, err = running.communicate(timeout=240)
+    written, err = running.communicate(timeout=240)
     assert running.returncode == 0, err
-    assert out.count("reduced in a world of 2 2") == 2
+    assert written.count("reduced in a world of 2 2") == 2
     assert "lab: node2 is lost (the node is gone" in err
     assert verdict(lab)["lost_nodes"] == ["node2"]
