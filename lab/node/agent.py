@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.node import memory, processes
-from lab.node.environment import launch_environment, rank_environment
+from lab.node.environment import environment_of
 from lab.node.pipes import CHUNK, STREAMS, Pipes
 from lab.node.placeholders import fill
 from lab.node.ports import Reservation
@@ -120,7 +120,7 @@ class Agent:
     def _start(self, addr: str, port: int) -> None:
         for local_rank in range(self.job.slots):
             rank = self.job.first_rank + local_rank
-            env = self._environment(local_rank, addr, port)
+            env = environment_of(self.job, local_rank, addr, port)
             command = fill(self.job.command, env)
             reads, writes = zip(*(os.pipe() for _ in STREAMS), strict=True)
             stdin = self._input.open(rank)
@@ -146,25 +146,6 @@ class Agent:
             self._input.watch(rank, pid)
             self._report("started", rank=rank, pid=pid)
             self._pipes.add(rank, dict(zip(STREAMS, reads, strict=True)))
-
-    def _environment(self, local_rank: int, addr: str, port: int) -> dict[str, str]:
-        job = self.job
-        return launch_environment(os.environ, job.env, job.slots) | rank_environment(
-            rank=job.first_rank + local_rank,
-            local_rank=local_rank,
-            world_size=job.world_size,
-            local_world_size=job.slots,
-            node_rank=job.node_rank,
-            nnodes=job.nnodes,
-            node=job.node,
-            topology=job.topology,
-            master_addr=addr,
-            master_port=port,
-            run_id=job.run_id,
-            run_dir=job.run_dir,
-            restart_count=job.restart_count,
-            max_restarts=job.max_restarts,
-        )
 
     # The loop
 

@@ -1,6 +1,31 @@
 """The variables that every rank finds: torchrun's, name by name, and lab's own."""
 
+import os
 from collections.abc import Mapping
+
+from lab.node.protocol import NodeJob
+
+
+def environment_of(
+    job: NodeJob, local_rank: int, master_addr: str, master_port: int
+) -> dict[str, str]:
+    """All that a rank finds which the agent of its node starts."""
+    return launch_environment(os.environ, job.env, job.slots) | rank_environment(
+        rank=job.first_rank + local_rank,
+        local_rank=local_rank,
+        world_size=job.world_size,
+        local_world_size=job.slots,
+        node_rank=job.node_rank,
+        nnodes=job.nnodes,
+        node=job.node,
+        topology=job.topology,
+        master_addr=master_addr,
+        master_port=master_port,
+        run_id=job.run_id,
+        run_dir=job.run_dir,
+        restart_count=job.restart_count,
+        max_restarts=job.max_restarts,
+    )
 
 
 def rank_environment(

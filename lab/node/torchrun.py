@@ -231,8 +231,8 @@ class Torchrun:
         return self._files / "torchrun.err"
 
     def _last_words(self) -> str | None:
-        """The line of torchrun's log that tells best why it ended, if it did not end well."""
-        if self._code == 0:
+        """The line of torchrun's log that tells best why it ended, if it did not end well by itself."""
+        if self._code == 0 or self._ending:
             return None
         log = self._log.read_text(errors="replace")[-LOG_END:]
         cause, _, _ = log.rpartition(CAUSED)

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from signal import Signals
-from typing import Literal, Protocol
+from typing import Literal
 
 from lab.errors import EXIT_TIMEOUT, LabError
 from lab.node.processes import peak_memory_kib
 from lab.node.protocol import Message, NodeJob
 from lab.runs.failures import Failures
+from lab.runs.listener import Listener
 from lab.runs.nodes import QUEUE_LIMIT, AgentLink, Inbox, connect
 from lab.runs.stdin import Stdin
 from lab.runs.verdict import Failure, Kind, Verdict
@@ -30,16 +31,6 @@ AGENT_PATIENCE = 10.0
 
 Reason = Literal["failure", "interrupt", "timeout", "end"]
 """Why the ranks are ended."""
-
-
-class Listener(Protocol):
-    """Somebody who wants to know what happens while it happens."""
-
-    def log(self, node: str, rank: int, stream: str, text: str) -> None:
-        """A rank wrote to stdout (`out`) or stderr (`err`); not always whole lines."""
-
-    def event(self, message: Message) -> None:
-        """Anything else that an agent reported, and `run` when the run begins."""
 
 
 @dataclass

@@ -10,11 +10,12 @@ from types import FrameType
 from lab import interrupts
 from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, LabError
 from lab.node.protocol import Message
-from lab.runs.attempt import Attempt, Interrupts, Listener
+from lab.runs.attempt import Attempt, Interrupts
 from lab.runs.directory import RunDirectory, RunFiles
 from lab.runs.elastic import ElasticAttempt, TorchrunAttempt
 from lab.runs.hints import hint_for
 from lab.runs.job import Job
+from lab.runs.listener import Listener
 from lab.runs.nodes import node_jobs
 from lab.runs.stdin import Stdin
 from lab.runs.verdict import Kind, Verdict

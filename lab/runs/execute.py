@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from lab.runs.attempt import Listener
 from lab.runs.controller import RunController
 from lab.runs.job import Job
+from lab.runs.listener import Listener
 from lab.runs.stdin import Stdin
 from lab.runs.verdict import Verdict
 from lab.topology import Topology
