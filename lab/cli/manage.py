@@ -70,7 +70,7 @@ def _shown(run: "RunDirectory", data: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if job.get("engine", "spawn") != "spawn":
         least = job.get("min_nodes")
-        lines.append(("engine", job["engine"] + (f", at least {least} nodes" if least else "")))
+        lines.append(("engine", job["engine"] + (f", --min-nodes {least}" if least else "")))
     if places["master"]:
         lines.append(("master", places["master"]))
     lines += [("node", f"{node}: {words}") for node, words in places["nodes"].items()]

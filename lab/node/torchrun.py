@@ -231,7 +231,7 @@ class Torchrun:
         return self._files / "torchrun.err"
 
     def _last_words(self) -> str | None:
-        """The line of torchrun's log that tells best why it ended, if it did not end well by itself."""
+        """The line of its log that tells best why torchrun ended, if it was not told to."""
         if self._code == 0 or self._ending:
             return None
         log = self._log.read_text(errors="replace")[-LOG_END:]

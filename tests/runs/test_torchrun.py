@@ -296,12 +296,13 @@ def test_wrong_options_are_one_line(lab: Lab, options: list[str], words: str) ->
     assert lab.runs() == []
 
 
-def test_show_says_which_engine(lab: Lab) -> None:
-    script = lab.script("")
+def test_show_and_logs_know_the_engine(lab: Lab) -> None:
+    script = lab.script("print('here')")
     lab("run", "-t", "solo", *TORCHRUN, "--min-nodes", "1", script)
     shown: dict[str, Any] = json.loads(lab("show", "--json").stdout)["job"]
     assert (shown["engine"], shown["min_nodes"]) == ("torchrun", 1)
-    assert "torchrun" in lab("show").stdout
+    assert "engine    torchrun, --min-nodes 1" in lab("show").stdout
+    assert lab("logs").stdout == "[0 node0] here\n"
 
 
 def test_a_function_by_torchrun(lab: Lab) -> None:
