@@ -12,25 +12,25 @@ peer that never comes is an error and not a hang. Any process group will do, and
 be added; sums are taken in the tensor's own dtype. All ranks must call the same functions in the
 same order with tensors of equal shape and dtype, and all get bitwise the same result.
 
-Sources: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
-MPICH", 2005 (recursive doubling, folding of the odd ranks, binomial tree, scatter and all-gather);
-Patarasuk, Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", 2009
-(ring); Bruck et al., "Efficient Algorithms for All-to-All Communications", 1997 (all-gather).
+`algorithms.py` has the steps of each, and their sources.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Literal, get_args
+from typing import Literal, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lab.parallel import algorithms
 from lab.parallel.wire import DEADLINE, Traffic, Wire, flat_view, parts_of, split_evenly
 
 Algorithm = Literal["auto", "naive", "ring", "doubling"]
 BroadcastAlgorithm = Literal["auto", "naive", "ring", "tree"]
 ReduceScatterAlgorithm = Literal["auto", "naive", "ring"]
+
+Run = TypeVar("Run", bound=Callable[..., None])
+"""What does it, of `algorithms.py`."""
 
 CROSSOVER_BYTES = 1024 * 1024
 """`auto` takes the ring from this size on, and fewer rounds below.
@@ -67,34 +67,12 @@ def broadcast(
     """
     wire = Wire(group, deadline)
     flat = flat_view(tensor)
-    # Ranks as the root sees them: the root itself is 0.
-    me = (wire.rank - root) % wire.size
-    if algorithm == "auto":
-        algorithm = "ring" if flat.nbytes >= CROSSOVER_BYTES else "tree"
-    if algorithm == "naive":
-        if me == 0:
-            for other in range(1, wire.size):
-                wire.exchange([(flat, (other + root) % wire.size)], [])
-        else:
-            wire.exchange([], [(flat, root)])
-    elif algorithm == "tree":
-        distance = 1
-        while distance < wire.size:
-            if me < distance and me + distance < wire.size:
-                wire.exchange([(flat, (me + distance + root) % wire.size)], [])
-            elif distance <= me < 2 * distance:
-                wire.exchange([], [(flat, (me - distance + root) % wire.size)])
-            distance *= 2
-    elif algorithm == "ring":
-        parts = split_evenly(flat, wire.size)
-        if wire.rank == root:
-            others = [rank for rank in range(wire.size) if rank != root]
-            wire.exchange([(parts[rank], rank) for rank in others], [])
-        else:
-            wire.exchange([], [(parts[wire.rank], root)])
-        _ring_all_gather(parts, wire)
-    else:
-        raise _no_such(algorithm, BroadcastAlgorithm)
+    offered = {
+        "naive": algorithms.naive_broadcast,
+        "ring": algorithms.ring_broadcast,
+        "tree": algorithms.tree_broadcast,
+    }
+    _chosen(algorithm, offered, flat.nbytes)(flat, root, wire)
     return wire.traffic
 
 
@@ -124,19 +102,12 @@ def all_gather(
     wire = Wire(group, deadline)
     parts = parts_of(output, part, wire.size)
     parts[wire.rank].copy_(flat_view(part))
-    if algorithm == "auto":
-        algorithm = "ring" if output.nbytes >= CROSSOVER_BYTES else "doubling"
-    if algorithm == "naive":
-        others = [rank for rank in range(wire.size) if rank != wire.rank]
-        wire.exchange(
-            [(parts[wire.rank], rank) for rank in others], [(parts[rank], rank) for rank in others]
-        )
-    elif algorithm == "ring":
-        _ring_all_gather(parts, wire)
-    elif algorithm == "doubling":
-        _bruck_all_gather(parts, wire)
-    else:
-        raise _no_such(algorithm, Algorithm)
+    offered = {
+        "naive": algorithms.naive_all_gather,
+        "ring": algorithms.ring_all_gather,
+        "doubling": algorithms.bruck_all_gather,
+    }
+    _chosen(algorithm, offered, output.nbytes)(parts, wire)
     return wire.traffic
 
 
@@ -166,25 +137,10 @@ def reduce_scatter(
     """
     wire = Wire(group, deadline)
     parts_of(tensor, output, wire.size)
-    flat = flat_view(tensor)
-    if algorithm == "naive":
-        parts = split_evenly(flat, wire.size)
-        others = [rank for rank in range(wire.size) if rank != wire.rank]
-        theirs = {rank: torch.empty_like(parts[wire.rank]) for rank in others}
-        wire.exchange(
-            [(parts[rank], rank) for rank in others], [(theirs[rank], rank) for rank in others]
-        )
-        theirs[wire.rank] = parts[wire.rank]
-        total = theirs[0].clone()
-        for rank in range(1, wire.size):
-            total += theirs[rank]
-        flat_view(output).copy_(total)
-    elif algorithm in ("auto", "ring"):
-        parts = split_evenly(flat.clone(), wire.size)
-        _ring_reduce_scatter(parts, wire)
-        flat_view(output).copy_(parts[wire.rank])
-    else:
-        raise _no_such(algorithm, ReduceScatterAlgorithm)
+    offered = {"naive": algorithms.naive_reduce_scatter, "ring": algorithms.ring_reduce_scatter}
+    parts = split_evenly(flat_view(tensor).clone(), wire.size)
+    _chosen(algorithm, offered, tensor.nbytes)(parts, wire)
+    flat_view(output).copy_(parts[wire.rank])
     return wire.traffic
 
 
@@ -211,101 +167,19 @@ def all_reduce(
     """
     wire = Wire(group, deadline)
     flat = flat_view(tensor)
-    if algorithm == "auto":
-        algorithm = "ring" if flat.nbytes >= CROSSOVER_BYTES else "doubling"
-    if algorithm == "naive":
-        if wire.rank == 0:
-            theirs = torch.empty_like(flat)
-            for other in range(1, wire.size):
-                wire.exchange([], [(theirs, other)])
-                flat += theirs
-            wire.exchange([(flat, other) for other in range(1, wire.size)], [])
-        else:
-            wire.exchange([(flat, 0)], [])
-            wire.exchange([], [(flat, 0)])
-    elif algorithm == "ring":
-        parts = split_evenly(flat, wire.size)
-        _ring_reduce_scatter(parts, wire)
-        _ring_all_gather(parts, wire)
-    elif algorithm == "doubling":
-        _doubling_all_reduce(flat, wire)
-    else:
-        raise _no_such(algorithm, Algorithm)
+    offered = {
+        "naive": algorithms.naive_all_reduce,
+        "ring": algorithms.ring_all_reduce,
+        "doubling": algorithms.doubling_all_reduce,
+    }
+    _chosen(algorithm, offered, flat.nbytes)(flat, wire)
     return wire.traffic
 
 
-def _ring_reduce_scatter(parts: Sequence[Tensor], wire: Wire) -> None:
-    """Pass partial sums around the ring until part r is complete on rank r.
-
-    In step s rank r sends part r-1-s and adds what comes into part r-2-s: each part starts on the
-    rank after its owner and visits all others before it gets home.
-    """
-    incoming = torch.empty_like(max(parts, key=len))
-    for step in range(wire.size - 1):
-        mine = parts[(wire.rank - 1 - step) % wire.size]
-        next_one = parts[(wire.rank - 2 - step) % wire.size]
-        received = incoming[: len(next_one)]
-        wire.exchange(
-            [(mine, (wire.rank + 1) % wire.size)], [(received, (wire.rank - 1) % wire.size)]
-        )
-        next_one += received
-
-
-def _ring_all_gather(parts: Sequence[Tensor], wire: Wire) -> None:
-    """Pass the parts around the ring: rank r has part r, and in each step sends on the last."""
-    for step in range(wire.size - 1):
-        wire.exchange(
-            [(parts[(wire.rank - step) % wire.size], (wire.rank + 1) % wire.size)],
-            [(parts[(wire.rank - 1 - step) % wire.size], (wire.rank - 1) % wire.size)],
-        )
-
-
-def _bruck_all_gather(parts: Sequence[Tensor], wire: Wire) -> None:
-    """Double the number of parts that each rank has in every round; any N.
-
-    `have` holds parts r, r+1, ... in a row, so that each message is one piece of memory.
-    """
-    length = len(parts[0])
-    have = parts[0].new_empty(wire.size * length)
-    have[:length] = parts[wire.rank]
-    count = 1
-    while count < wire.size:
-        more = min(count, wire.size - count)
-        wire.exchange(
-            [(have[: more * length], (wire.rank - count) % wire.size)],
-            [(have[count * length : (count + more) * length], (wire.rank + count) % wire.size)],
-        )
-        count += more
-    for place, row in enumerate(have.split(length) if length else []):
-        parts[(wire.rank + place) % wire.size].copy_(row)
-
-
-def _doubling_all_reduce(flat: Tensor, wire: Wire) -> None:
-    """Swap sums with the rank at distance 1, 2, 4, ...
-
-    N is seldom a power of two: the ranks above the largest one first give their tensor to a partner
-    below, sit out, and get the sum at the end. a + b is bitwise b + a, so partners, and by
-    induction all ranks, have the same bits.
-    """
-    power = 1 << (wire.size.bit_length() - 1)
-    surplus = wire.size - power
-    theirs = torch.empty_like(flat)
-    if wire.rank >= power:
-        wire.exchange([(flat, wire.rank - power)], [])
-        wire.exchange([], [(flat, wire.rank - power)])
-        return
-    if wire.rank < surplus:
-        wire.exchange([], [(theirs, wire.rank + power)])
-        flat += theirs
-    distance = 1
-    while distance < power:
-        partner = wire.rank ^ distance
-        wire.exchange([(flat, partner)], [(theirs, partner)])
-        flat += theirs
-        distance *= 2
-    if wire.rank < surplus:
-        wire.exchange([(flat, wire.rank + power)], [])
-
-
-def _no_such(algorithm: str, offered: object) -> ValueError:
-    return ValueError(f"no algorithm {algorithm!r} here, only {', '.join(get_args(offered))}")
+def _chosen(algorithm: str, offered: Mapping[str, Run], nbytes: int) -> Run:
+    """The algorithm of that name. The last offered has the fewest rounds: auto's for few bytes."""
+    if algorithm == "auto":
+        algorithm = "ring" if nbytes >= CROSSOVER_BYTES else list(offered)[-1]
+    if algorithm not in offered:
+        raise ValueError(f"no algorithm {algorithm!r} here, only {', '.join(['auto', *offered])}")
+    return offered[algorithm]

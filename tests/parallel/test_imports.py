@@ -21,7 +21,7 @@ def test_it_imports_only_torch_and_itself() -> None:
     foreign = {
         name
         for name in found
-        if not name.startswith("lab.parallel.")
+        if not f"{name}.".startswith("lab.parallel.")
         and name.partition(".")[0] not in {"torch", *sys.stdlib_module_names}
     }
     assert foreign == set()
