@@ -80,10 +80,18 @@ class LabSpec:
     """On everything that is made."""
 
     @property
-    def config(self) -> str:
-        """Hash of all that decides what the nodes are: nodes with another one are replaced."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    def configs(self) -> dict[str, str]:
+        """By node a hash of all that decides what it is: one with another hash is replaced.
+
+        How many other nodes there are does not count, so that a run may take a part of them.
+        """
+        return {container.node: self._config(container) for container in self.containers}
+
+    def _config(self, container: Container) -> str:
+        env = {name: value for name, value in container.env.items() if name != "NNODES"}
+        labels = {name: self.labels[name] for name in self.labels if name != f"{LABEL}.nodes"}
+        what = [asdict(self.network), {**asdict(container), "env": env}, labels]
+        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def lab_id(topology: Topology, workdir: Path) -> str:

@@ -74,6 +74,8 @@ class DockerTransport:
     def up(self, progress: Progress, run_id: str | None = None) -> None:
         """See `Transport`. Nodes that are up with another image or configuration are replaced.
 
+        A run may take some of more nodes that are up; without one it is all or none.
+
         Raises:
             LabError: a node cannot be made, or says why it cannot start; nothing is left of it.
         """
@@ -95,9 +97,9 @@ class DockerTransport:
 
     def _bring_up(self, spec: LabSpec, progress: Progress, run_id: str | None) -> None:
         for lab in find_labs(self._client, self.lab_id):
-            as_asked = {node.name: node.config for node in lab.nodes} == {
-                container.node: spec.config for container in spec.containers
-            }
+            found = {node.name: node.config for node in lab.nodes}
+            of_a_larger_one = run_id is not None and spec.configs.items() <= found.items()
+            as_asked = found == spec.configs or of_a_larger_one
             # Whatever a killed controller left is not to be relied on.
             if lab.complete and as_asked and lab.run_state() != "died":
                 return
@@ -108,7 +110,7 @@ class DockerTransport:
         count = len(spec.containers)
         progress(f"bringing up {count} node{'s' * (count > 1)} ({spec.lab_id})")
         began = time.monotonic()
-        labels = {**spec.labels, f"{LABEL}.config": spec.config}
+        labels = dict(spec.labels)
         if run_id is not None:
             labels[f"{LABEL}.run"] = run_id
         pool = ThreadPoolExecutor(min(PARALLEL, count))
@@ -203,6 +205,7 @@ class DockerTransport:
         from docker.types import DeviceRequest, Mount
 
         api: Any = self._client.api
+        config_label = {f"{LABEL}.config": spec.configs[container.node]}
         memory = memory_limit(container.memory)
         devices = []
         if container.gpus is not None:
@@ -214,7 +217,7 @@ class DockerTransport:
             hostname=container.node,
             working_dir=container.workdir,
             environment=dict(container.env),
-            labels={**labels, **container.labels},
+            labels={**labels, **container.labels, **config_label},
             networking_config=api.create_networking_config(
                 {
                     spec.lab_id: api.create_endpoint_config(

@@ -34,11 +34,13 @@ def test_two_folders_have_two_labs_and_one_folder_one() -> None:
     [{"docker": {"cpus": 1}}, {"docker": {"internet": False}}, {"env": {"A": "1"}}, {"nodes": 3}],
 )
 def test_whatever_changes_a_node_changes_the_hash(changed: dict[str, object]) -> None:
-    assert lab_spec(topology(), HERE, "i").config != lab_spec(topology(**changed), HERE, "i").config
+    assert (
+        lab_spec(topology(), HERE, "i").configs != lab_spec(topology(**changed), HERE, "i").configs
+    )
 
 
 def test_another_image_changes_the_hash() -> None:
-    assert lab_spec(topology(), HERE, "a").config != lab_spec(topology(), HERE, "b").config
+    assert lab_spec(topology(), HERE, "a").configs != lab_spec(topology(), HERE, "b").configs
 
 
 def test_the_network_capability_comes_with_a_link_only() -> None:

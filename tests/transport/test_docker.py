@@ -393,6 +393,16 @@ def test_up_replaces_nodes_of_another_configuration_and_broken_ones(nodes: Nodes
     assert any("replacing" in line for line in lines)
 
 
+def test_a_run_may_take_some_of_the_nodes_that_are_up(nodes: Nodes) -> None:
+    before = things(nodes.up().lab_id)
+    part = nodes.transport(make(nodes=1))
+    part.up(quiet, "a-run")
+    assert things(part.lab_id) == before
+    assert python(part, "import os; print(os.environ['LAB_NODE'])") == "node0"
+    part.up(quiet)  # which asks for one node, not for one at least
+    assert len(things(part.lab_id)) == 2
+
+
 def test_nodes_are_not_replaced_under_a_running_command(nodes: Nodes) -> None:
     transport = nodes.up()
     channel = transport.start(transport.topology.nodes[0], ["cat"])
