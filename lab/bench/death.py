@@ -93,8 +93,8 @@ def _lab_run(topology: Topology, transport: Transport, kind: str, progress: Prog
 
 
 def _torchrun(transport: DockerTransport, kind: str) -> float:
-    """The others' ends in their own words: torchrun itself may wait minutes for a lost node."""
-    others = transport.topology.world_size - 1
+    """By the ranks' own ends: torchrun itself may wait minutes for a lost node."""
+    ranks = transport.topology.world_size
     with tempfile.TemporaryDirectory(dir=transport.workdir) as folder:
         commands = torchrun_commands(transport.topology, MODULE, folder, kind)
         channels = [transport.start(node, argv) for node, argv in commands]
@@ -102,12 +102,12 @@ def _torchrun(transport: DockerTransport, kind: str) -> float:
         for channel in channels:
             threading.Thread(target=said.listen, args=(channel,), daemon=True).start()
         give_up = time.monotonic() + START_TIMEOUT
-        while len(ENDS.findall(said.text)) < others and time.monotonic() < give_up:
+        while len(ENDS.findall(said.text)) < ranks and time.monotonic() < give_up:
             time.sleep(0.05)
         for channel in channels:
             channel.close()
     ends = [float(end) for end in ENDS.findall(said.text)]
-    if len(ends) < others:
+    if len(ends) < ranks:
         raise LabError(f"torchrun's ranks did not end:\n{said.text}")
     return max(ends) - _death(said.text)
 
