@@ -23,7 +23,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, get_args
@@ -167,7 +167,7 @@ class HierarchicalAllReduce:
                 f"the tensor is on {flat.device}, and nodes share CPU memory: take algorithm='flat'"
             )
         future = self._background.submit(self._all_reduce, flat)
-        return Pending(tensor, lambda: _give(future), future.result)
+        return Pending(tensor, future.result, future.result)
 
     def _traffic_of_a_ring(self, flat: Tensor) -> Traffic:
         ranks = dist.get_world_size(self.group)
@@ -200,40 +200,43 @@ class HierarchicalAllReduce:
         number = self._chunks_before
         self._chunks_before += 1
         inputs, result = self._places(number % IN_FLIGHT, chunk)
-        leads = self.rank in self._local[: self.leaders]
-
-        inputs[self._local.index(self.rank)].copy_(chunk)
+        me = self._local.index(self.rank)
+        inputs[me].copy_(chunk)
         self._memory.signal(WRITTEN)
-        finished: Callable[[], None] = lambda: None  # noqa: E731 - a leader's is another
-        if leads:
+        if me < self.leaders:
             self._memory.wait(WRITTEN, number + 1, self._local)
-            leader = self._local.index(self.rank)
-            peers = [ranks[leader] for ranks in self.nodes]
-            me = peers.index(self.rank)
-            others = [place for place in range(len(peers)) if place != me]
-            total = split_evenly(result, self.leaders)[leader]
-            _add_up([split_evenly(one, self.leaders)[leader] for one in inputs], total)
-            parts = split_evenly(total, len(peers))
-            theirs = [torch.empty_like(parts[me]) for _ in peers]
-            finished = wire.post(
-                [(parts[place], peers[place]) for place in others],
-                [(theirs[place], peers[place]) for place in others],
-            )
-        yield
-        finished()
-        if leads:
-            theirs[me].copy_(parts[me])
-            _add_up(theirs, parts[me])
-            finished = wire.post(
-                [(parts[me], peers[place]) for place in others],
-                [(parts[place], peers[place]) for place in others],
-            )
-        yield
-        finished()
-        if leads:
+            mine = [split_evenly(one, self.leaders)[me] for one in (*inputs, result)]
+            yield from self._lead(mine[:-1], mine[-1], [ranks[me] for ranks in self.nodes], wire)
             self._memory.signal(DONE)
+        else:
+            yield
+            yield
         self._memory.wait(DONE, number + 1, self._local[: self.leaders])
         chunk.copy_(result)
+
+    def _lead(
+        self, inputs: list[Tensor], total: Tensor, peers: list[int], wire: Wire
+    ) -> Iterator[None]:
+        """A leader's part: add up inside, then with its peers on the other nodes."""
+        _add_up(inputs, total)
+        me = peers.index(self.rank)
+        others = [place for place in range(len(peers)) if place != me]
+        parts = split_evenly(total, len(peers))
+        theirs = [torch.empty_like(parts[me]) for _ in peers]
+        finish = wire.post(
+            [(parts[place], peers[place]) for place in others],
+            [(theirs[place], peers[place]) for place in others],
+        )
+        yield
+        finish()
+        theirs[me].copy_(parts[me])
+        _add_up(theirs, parts[me])
+        finish = wire.post(
+            [(parts[me], peers[place]) for place in others],
+            [(parts[place], peers[place]) for place in others],
+        )
+        yield
+        finish()
 
     def _places(self, place: int, chunk: Tensor) -> tuple[list[Tensor], Tensor]:
         """Shared memory, as tensors like the chunk: what the ranks of this node put in; the sum."""
@@ -278,7 +281,3 @@ def _add_up(tensors: list[Tensor], total: Tensor) -> None:
     torch.add(tensors[0], tensors[1], out=total)
     for tensor in tensors[2:]:
         total += tensor
-
-
-def _give(future: "Future[Traffic]") -> None:
-    future.result()

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lab.parallel import DDP, comm_hooks
+from lab.parallel import DDP, ZeroRedundancyOptimizer, comm_hooks
 from lab.parallel.buckets import MEBIBYTE, default_cap_mb, make_buckets
 from tests.ranks import RankPool
 
@@ -144,9 +144,12 @@ class Tree(nn.Module):
 
 
 def on_ranks_and_alone(
-    layers: list[Layer], cap: float, static: bool
+    layers: list[Layer], cap: float, static: bool, sharded: bool
 ) -> list[tuple[str, Tensor | None, Tensor | None]]:
-    """Gradients of two steps: (name, the ranks', one process's), ordered all-reduce."""
+    """Gradients of two steps: (name, the ranks', one process's), summed in rank order.
+
+    With `sharded` those that ZeRO's stage 2 has in N parts.
+    """
     size = dist.get_world_size()
 
     def gradient_of(model: Any, bare: nn.Module, rank: int, step: int) -> list[Tensor | None]:
@@ -161,13 +164,21 @@ def on_ranks_and_alone(
     torch.manual_seed(dist.get_rank())
     bare = Tree(layers)
     model = DDP(bare, bucket_cap_mb=cap, find_unused_parameters=not static, static_graph=static)
-    model.register_comm_hook(None, comm_hooks.ordered_hook)
+    zero = None
+    if sharded:
+        zero = ZeroRedundancyOptimizer(
+            bare.parameters(), torch.optim.SGD, stage=2, model=model, lr=1.0
+        )
+    else:
+        model.register_comm_hook(None, comm_hooks.ordered_hook)
     found = []
     for step in range(2):
-        ours = [
-            None if g is None else g.clone()
-            for g in gradient_of(model, bare, dist.get_rank(), step)
-        ]
+        whole = gradient_of(model, bare, dist.get_rank(), step)
+        if zero is not None:
+            assert whole == [None] * len(whole)
+            assert zero.gradient_bytes() <= total_bytes(bare) // size + 8 * len(whole)
+            whole = zero.whole_gradients()
+        ours = [None if g is None else g.clone() for g in whole]
         total: list[Tensor | None] = [None] * len(ours)
         for rank in range(size):
             for number, gradient in enumerate(gradient_of(alone, alone, rank, step)):
@@ -180,22 +191,27 @@ def on_ranks_and_alone(
     return found
 
 
+def total_bytes(model: nn.Module) -> int:
+    return sum(p.nbytes for p in model.parameters())
+
+
 @given(
     world_size=st.integers(1, 3),
     layers=st.lists(layers, max_size=5),
     cap=st.sampled_from([0, 1e-4, 3e-4, 25]),
     static=st.booleans(),
+    sharded=st.booleans(),
 )
 @settings(
-    max_examples=16,
+    max_examples=24,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_any_model_has_one_processs_gradients(
-    ranks: RankPool, world_size: int, layers: list[Layer], cap: float, static: bool
+    ranks: RankPool, world_size: int, layers: list[Layer], cap: float, static: bool, sharded: bool
 ) -> None:
-    for result in ranks.run(world_size, on_ranks_and_alone, layers, cap, static):
+    for result in ranks.run(world_size, on_ranks_and_alone, layers, cap, static, sharded):
         for name, ours, expected in result:
             if expected is None:
                 assert ours is None, name
@@ -211,7 +227,7 @@ def on_ranks_that_forget() -> Any:
         return comm_hooks.allreduce_hook(state, bucket)
 
     with patch.object(comm_hooks, "ordered_hook", forgetful):
-        return on_ranks_and_alone([], 25, False)
+        return on_ranks_and_alone([], 25, False, False)
 
 
 def test_the_property_test_would_notice_a_rank_that_is_left_out(ranks: RankPool) -> None:
