@@ -86,22 +86,24 @@ def forget_requirements(client: "DockerClient", workdir: Path) -> None:
     """Have this working directory's nodes take the plain image again."""
     for image in _images(client, f"{LABEL}.workdir={workdir}"):
         for tag in image.tags:
-            remove_image(client, tag)
+            client.images.remove(
+                tag, force=True
+            )  # though nodes run it: the next `up` replaces them
 
 
 def stale_images(client: "DockerClient") -> list[str]:
-    """Tags of images that lab made, that no container uses and that nobody has chosen to keep.
+    """Tags, else ids, of images that lab made, no container uses and nobody has chosen to keep.
 
     That is: not the plain one of the present code, nor what `lab build --requirements` last made
     for a working directory that is still there.
     """
     used = {str(c.attrs["ImageID"]) for c in client.containers.list(all=True, sparse=True)}
     stale = []
-    for image in _images(client, f"{LABEL}.image"):
+    for image in client.images.list(filters={"label": f"{LABEL}.image"}):
         workdir = image.labels.get(f"{LABEL}.workdir")
         wanted = image_tag() in image.tags if workdir is None else _is_newest(client, image)
-        if str(image.id) not in used and not wanted:
-            stale += image.tags
+        if str(image.id) not in used and not (image.tags and wanted):
+            stale += image.tags or [str(image.id)]  # without a tag: forgotten while nodes ran it
     return stale
 
 

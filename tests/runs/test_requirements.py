@@ -250,7 +250,7 @@ def images(file: Path) -> list[str]:
     label = f"label=multinode-lab.requirements={file}"
     argv = ["docker", "images", "--filter", label, "--format", "{{.Repository}}:{{.Tag}}"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    return done.stdout.split()
+    return [tag for tag in done.stdout.split() if "<none>" not in tag]
 
 
 @pytest.fixture
@@ -287,6 +287,21 @@ def test_an_image_for_each_content(docker_lab: Lab) -> None:
         "echo toposort >> requirements.txt; lab run --requirements requirements.txt ..."
     )
     assert tag in images(wanted)  # for the next time
+
+
+@pytest.mark.docker
+def test_packages_for_all_runs_of_a_folder(docker_lab: Lab) -> None:
+    lab = docker_lab
+    wanted = lab.cwd / "wanted.txt"
+    wanted.write_text("toposort==1.10\n")
+    words = ["run", "-t", "solo", "--on", "docker", lab.script("import toposort")]
+    assert lab("build", "--requirements", "wanted.txt", timeout=240).returncode == 0
+    assert lab(*words, timeout=240).returncode == 0
+    (tag,) = images(wanted)
+    assert tag not in lab("gc", "--images", "--dry-run").stdout
+    assert lab("build", timeout=240).returncode == 0  # though nodes with the image are up
+    assert lab(*words, timeout=240).returncode == 1
+    assert images(wanted) == []
 
 
 @pytest.mark.docker
