@@ -50,6 +50,11 @@ def test_cuda_where_there_is_none(lab: Lab) -> None:
     assert "gloo" in last
 
 
+def test_cuda_in_a_real_torch(lab: Lab) -> None:
+    last = last_line(lab, "import torch\n\ntorch.ones(1, device='cuda')\n")
+    assert "script.py:3 asks for CUDA or nccl" in last
+
+
 def test_nccl_in_a_real_torch(lab: Lab) -> None:
     last = last_line(lab, "import torch.distributed as dist\n\ndist.init_process_group('nccl')\n")
     assert "script.py:3 asks for CUDA or nccl" in last
