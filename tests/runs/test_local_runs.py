@@ -329,7 +329,7 @@ def test_a_huge_line_that_is_no_text_is_kept_and_not_held_in_memory(lab: Lab) ->
     rss = verdict(lab)["max_rss_kib"]
     assert set(rss) == {"node0", "node1", "controller"}
     assert max(rss["node0"], rss["node1"]) < 40_000
-    assert rss["controller"] < 120_000
+    assert rss["controller"] < 60_000
 
 
 def test_ranks_that_fail_by_themselves_are_not_called_victims(lab: Lab) -> None:
