@@ -165,7 +165,7 @@ def kill(run: Run, what: str, random_: random.Random) -> None:
 @pytest.mark.parametrize("what", ["controller", "both", "agent", "rank", "start"])
 def test_kills_on_local_nodes(lab: Lab, what: str) -> None:
     random_ = random.Random(f"{SEED} local {what}")
-    for _ in range(2):
+    for tidy_up in (["gc"], ["rm", "--all-finished"]):
         run = Run(lab, "local")
         kill(run, what, random_)
         if what == "both":
@@ -173,7 +173,7 @@ def test_kills_on_local_nodes(lab: Lab, what: str) -> None:
             own = [line for line in dry if any(run.name in line for run in lab.runs())]
             assert len(own) >= 2, dry  # each rank's daemon
             assert held(lab), "the dry run must end nothing"
-            lab("gc")
+            lab(*tidy_up)
         nothing_is_left(lab, run, what)
     states = {run["state"] for run in json.loads(lab("ps", "--json").stdout)["runs"]}
     assert states <= ({"finished"} if what in ("agent", "rank") else {"died"})
@@ -188,6 +188,7 @@ def pair(lab: Lab) -> Iterator[Lab]:
 
 
 @pytest.mark.docker
+@pytest.mark.timeout(600)
 def test_kills_on_nodes_that_stay(pair: Lab) -> None:
     random_ = random.Random(f"{SEED} docker")
     assert pair("up", "-t", "pair").returncode == 0
