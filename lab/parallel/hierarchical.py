@@ -201,17 +201,18 @@ class HierarchicalAllReduce:
         self._chunks_before += 1
         inputs, result = self._places(number % IN_FLIGHT, chunk)
         me = self._local.index(self.rank)
+        leaders = self._local[: self.leaders]
         inputs[me].copy_(chunk)
-        self._memory.signal(WRITTEN)
+        self._memory.signal(WRITTEN, leaders)
         if me < self.leaders:
             self._memory.wait(WRITTEN, number + 1, self._local)
             mine = [split_evenly(one, self.leaders)[me] for one in (*inputs, result)]
             yield from self._lead(mine[:-1], mine[-1], [ranks[me] for ranks in self.nodes], wire)
-            self._memory.signal(DONE)
+            self._memory.signal(DONE, self._local)
         else:
             yield
             yield
-        self._memory.wait(DONE, number + 1, self._local[: self.leaders])
+        self._memory.wait(DONE, number + 1, leaders)
         chunk.copy_(result)
 
     def _lead(

@@ -102,11 +102,17 @@ class NodeMemory:
         self._sockets[rank] = peer
         self._counts[rank] = Counter()
 
-    def signal(self, kind: int) -> None:
-        """Tell all others that one more `kind` (0 to 255) has happened here."""
-        for rank, peer in self._sockets.items():
+    def signal(self, kind: int, ranks: Sequence[int]) -> None:
+        """Tell `ranks` that one more `kind` (0 to 255) has happened here.
+
+        Each of them has to wait for this rank now and then: a socket that nobody reads is full
+        after a few hundred signals, and the sender would wait for ever.
+        """
+        for rank in ranks:
+            if rank == self.rank:
+                continue
             try:
-                peer.sendall(bytes([kind]))
+                self._sockets[rank].sendall(bytes([kind]))
             except OSError as error:
                 raise RuntimeError(self._gone(rank)) from error
 

@@ -174,6 +174,23 @@ def test_as_a_communication_hook(ranks: RankPool) -> None:
             assert torch.equal(one, first), "ranks differ"
 
 
+def many_chunks() -> Tensor:
+    rank = dist.get_rank()
+    reducer = HierarchicalAllReduce(
+        node="aaab"[rank], leaders=1, chunk_bytes=64, deadline=timedelta(seconds=15)
+    )
+    tensor = values(rank, 16 * 700)
+    reducer.all_reduce(tensor, algorithm="hierarchical")
+    reducer.close()
+    return tensor
+
+
+def test_signals_that_nobody_awaits_do_not_pile_up(ranks: RankPool) -> None:
+    """Two ranks that lead nothing have nothing to tell each other; a socket holds 278 signals."""
+    for tensor in ranks.run(4, many_chunks):
+        assert torch.equal(tensor, sum_by_nodes("aaab", 16 * 700))
+
+
 def files_of_node_memory() -> list[str]:
     """Of this process, as Linux names them."""
     descriptors = Path("/proc/self/fd")
