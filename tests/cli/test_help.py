@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -28,7 +29,7 @@ def prose(*verb: str) -> list[str]:
 def test_lines_break_where_the_terminal_ends(verb: str) -> None:
     lines = prose(verb)
     assert lines
-    for line, following in zip(lines, lines[1:], strict=False):
+    for line, following in pairwise(lines):
         if line and following:
             assert len(f"{line} {following.split()[0]}") > WIDTH - 2, (line, following)
 
