@@ -28,6 +28,7 @@ DDP = Suite(
         "step": "training step: ours and torch's, by default and at their best",
         "buckets": "training step by bucket size, in MiB; 0: each parameter by itself",
         "overlap": "what overlap gains where computation and communication take equally long",
+        "overlap_idle": "the same with computation that leaves the cores alone",
         "options": "price of find_unused_parameters, saving of static_graph",
         "no_sync": "steps of 4 microbatches, averaging only in the last or in each",
         "share": "share of the gradients' synchronisation in a step, by batch size",

@@ -11,22 +11,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from lab.bench.compare import MILLI, compared, fastest, ratio, spread, timing
 from lab.bench.workers.harness import Bench, Rows, main
+from lab.bench.workers.overlap import overlap, overlap_idle
 from lab.bench.workers.training import (
     LEARNING_RATE,
     Data,
     Step,
     bare,
     batch_of,
+    ours,
+    theirs,
     trainer,
     trainers,
 )
-from lab.parallel import DistributedDataParallel
-from lab.parallel.buckets import make_buckets
-from lab.parallel.comm_hooks import mean_of
 
 CAPS = (0.25, 1, 4, 10, 25)
 """Bucket sizes in MiB."""
@@ -34,20 +33,19 @@ TUNED = (1, 4)
 """Those that are worth a try without knowing the network."""
 MICROBATCHES = 4
 BATCHES = (1, 16, 256)
-LARGEST_BATCH = 8192
 
 
 def step(bench: Bench) -> Rows:
     """Defaults, options, and bucket sizes worth a try."""
-    tuned = {"gradient_as_bucket_view": True, "static_graph": True}
+    tuned: dict[str, Any] = {"gradient_as_bucket_view": True, "static_graph": True}
     models = {
-        "torch": _torch(bench),
-        "torch, gradient_as_bucket_view": _torch(bench, gradient_as_bucket_view=True),
-        "torch, static_graph": _torch(bench, static_graph=True),
-        **{f"torch, tuned, {cap} MiB": _torch(bench, bucket_cap_mb=cap, **tuned) for cap in TUNED},
-        "ours": _ours(bench),
-        **{f"ours, {cap} MiB": _ours(bench, bucket_cap_mb=cap) for cap in TUNED},
-        "ours, each gradient by itself": _ours(bench, bucket_cap_mb=0),
+        "torch": theirs(bench),
+        "torch, gradient_as_bucket_view": theirs(bench, gradient_as_bucket_view=True),
+        "torch, static_graph": theirs(bench, static_graph=True),
+        **{f"torch, tuned, {cap} MiB": theirs(bench, bucket_cap_mb=cap, **tuned) for cap in TUNED},
+        "ours": ours(bench),
+        **{f"ours, {cap} MiB": ours(bench, bucket_cap_mb=cap) for cap in TUNED},
+        "ours, each gradient by itself": ours(bench, bucket_cap_mb=0),
     }
     taken = bench.measure(trainers(models, batch_of(bench, bench.batch)))
     best_torch = fastest(taken, [name for name in taken if name.startswith("torch")])
@@ -57,10 +55,10 @@ def step(bench: Bench) -> Rows:
 
 def buckets(bench: Bench) -> Rows:
     """The curve of step time by bucket size, for both."""
-    models = {("ours", 0.0): _ours(bench, bucket_cap_mb=0)}
+    models = {("ours", 0.0): ours(bench, bucket_cap_mb=0)}
     for cap in CAPS:
-        models["torch", cap] = _torch(bench, bucket_cap_mb=cap, gradient_as_bucket_view=True)
-        models["ours", cap] = _ours(bench, bucket_cap_mb=cap)
+        models["torch", cap] = theirs(bench, bucket_cap_mb=cap, gradient_as_bucket_view=True)
+        models["ours", cap] = ours(bench, bucket_cap_mb=cap)
     names = {f"{impl} {cap}": (impl, cap) for impl, cap in models}
     taken = bench.measure(
         trainers({name: models[key] for name, key in names.items()}, batch_of(bench, bench.batch))
@@ -78,35 +76,12 @@ def buckets(bench: Bench) -> Rows:
     ]
 
 
-def overlap(bench: Bench) -> Rows:
-    """The same buckets during backward and after it, at a batch that computes as long as they take.
-
-    The gain is what is missing to 1 in the first column of ratios.
-    """
-    models = {"torch": _torch(bench), "ours": _ours(bench)}
-    for cap in TUNED:
-        models[f"ours, {cap} MiB"] = _ours(bench, bucket_cap_mb=cap)
-        models[f"torch, {cap} MiB"] = _torch(bench, bucket_cap_mb=cap, gradient_as_bucket_view=True)
-    late = {cap: _Late(bare(bench), cap) for cap in TUNED}
-    batch = _balanced_batch(bench, late[TUNED[0]])
-    data = batch_of(bench, batch)
-    calls: dict[str, Step] = {
-        "computation only": trainer(bare(bench), data),
-        "communication only": late[TUNED[0]].average,
-        **{f"after backward, {cap} MiB": late[cap].trainer(data) for cap in TUNED},
-        **trainers(models, data),
-    }
-    taken = bench.measure(calls)
-    base = fastest(taken, [name for name in taken if name.startswith("after")])
-    bench.notes.append(f"batch {batch} on each rank; computation: forward, backward and optimiser")
-    return compared(taken, {base: base, "torch": "torch"})
-
-
 def options(bench: Bench) -> Rows:
     """Price of find_unused_parameters, saving of static_graph."""
-    unused, static = {"find_unused_parameters": True}, {"static_graph": True}
+    unused: dict[str, Any] = {"find_unused_parameters": True}
+    static: dict[str, Any] = {"static_graph": True}
     models: dict[str, nn.Module] = {}
-    for impl, make in (("torch", _torch), ("ours", _ours)):
+    for impl, make in (("torch", theirs), ("ours", ours)):
         models[impl] = make(bench)
         models[f"{impl}, find_unused_parameters"] = make(bench, **unused)
         models[f"{impl}, static_graph"] = make(bench, **static)
@@ -126,7 +101,7 @@ def no_sync(bench: Bench) -> Rows:
     size = max(1, bench.batch // MICROBATCHES)
     parts = [batch_of(bench, size) for _ in range(MICROBATCHES)]
     calls = {}
-    for impl, model in (("torch", _torch(bench)), ("ours", _ours(bench))):
+    for impl, model in (("torch", theirs(bench)), ("ours", ours(bench))):
         calls[f"{impl}, averaging each"] = _accumulator(model, parts, averaged=MICROBATCHES)
         calls[f"{impl}, no_sync but for the last"] = _accumulator(model, parts, averaged=1)
     taken = bench.measure(calls)
@@ -145,7 +120,7 @@ def no_sync(bench: Bench) -> Rows:
 
 def share(bench: Bench) -> Rows:
     """Computation alone, with a barrier instead of the all-reduce, and with it, by batch size."""
-    alone, waiting, theirs, ours = bare(bench), bare(bench), _torch(bench), _ours(bench)
+    alone, waiting, torch_model, our_model = bare(bench), bare(bench), theirs(bench), ours(bench)
     rows = []
     for batch in BATCHES:
         data = batch_of(bench, batch)
@@ -153,8 +128,8 @@ def share(bench: Bench) -> Rows:
             {
                 "computation only": trainer(alone, data),
                 "and a barrier": trainer(waiting, data, after_backward=dist.barrier),
-                "torch": trainer(theirs, data),
-                "ours": trainer(ours, data),
+                "torch": trainer(torch_model, data),
+                "ours": trainer(our_model, data),
             }
         )
         computing = taken["computation only"]
@@ -191,41 +166,6 @@ def mean(bench: Bench) -> Rows:
     return compared(taken, {"SUM, then divide": "SUM, then divide"}, what="mean")
 
 
-class _Late:
-    """A replica whose gradients travel in buckets as well, but only when backward has ended."""
-
-    def __init__(self, module: nn.Module, cap: float) -> None:
-        self.module = module
-        self.buckets = make_buckets(list(module.parameters()), cap)
-
-    def average(self) -> None:
-        """Send all buckets, then wait for all."""
-        pending = []
-        for bucket in self.buckets:
-            bucket.pack()
-            pending.append(mean_of(bucket, None, "sum_then_divide", dist.get_world_size()))
-        for work in pending:
-            work.wait()
-
-    def trainer(self, data: Data) -> Step:
-        """Its training step."""
-        return trainer(self.module, data, after_backward=self.average)
-
-
-def _balanced_batch(bench: Bench, late: _Late) -> int:
-    """A batch whose computation takes as long as the communication; the same on every rank."""
-    data = batch_of(bench, 1)
-    cross_entropy(late.module(data[0]), data[1]).backward()  # there must be gradients
-    taken = bench.measure({"communication": late.average}, runs=3)
-    wanted = median(taken["communication"])
-    batch = 64
-    for _ in range(3):
-        compute = trainer(late.module, batch_of(bench, batch))
-        took = median(bench.measure({"computation": compute}, runs=3)["computation"])
-        batch = min(LARGEST_BATCH, max(1, round(batch * wanted / took)))
-    return int(bench.agree(batch))
-
-
 def _accumulator(model: nn.Module, parts: list[Data], averaged: int) -> Step:
     """A step of several microbatches of which the last `averaged` ones average the gradients."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
@@ -246,18 +186,11 @@ def _accumulator(model: nn.Module, parts: list[Data], averaged: int) -> Step:
     return run
 
 
-def _ours(bench: Bench, **options: Any) -> nn.Module:
-    return DistributedDataParallel(bare(bench), **options)
-
-
-def _torch(bench: Bench, **options: Any) -> nn.Module:
-    return TorchDDP(bare(bench), **options)
-
-
 SECTIONS = {
     "step": step,
     "buckets": buckets,
     "overlap": overlap,
+    "overlap_idle": overlap_idle,
     "options": options,
     "no_sync": no_sync,
     "share": share,

@@ -1,13 +1,16 @@
 """Training steps, as the benchmarks time them."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from lab.bench.workers.harness import Bench
-from lab.bench.workers.models import mlp, samples
+from lab.bench.workers.models import Pause, mlp, samples
+from lab.parallel import DistributedDataParallel
 
 LEARNING_RATE = 1e-3
 
@@ -15,9 +18,19 @@ Step = Callable[[], None]
 Data = tuple[Tensor, Tensor]
 
 
-def bare(bench: Bench) -> nn.Sequential:
+def bare(bench: Bench, pause: Pause | None = None) -> nn.Sequential:
     """The model by itself."""
-    return mlp(bench.width).to(bench.world.device)
+    return mlp(bench.width, pause).to(bench.world.device)
+
+
+def ours(bench: Bench, pause: Pause | None = None, **options: Any) -> nn.Module:
+    """The model in our DistributedDataParallel."""
+    return DistributedDataParallel(bare(bench, pause), **options)
+
+
+def theirs(bench: Bench, pause: Pause | None = None, **options: Any) -> nn.Module:
+    """The model in torch's."""
+    return TorchDDP(bare(bench, pause), **options)
 
 
 def batch_of(bench: Bench, count: int) -> Data:
