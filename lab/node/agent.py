@@ -203,8 +203,9 @@ class Agent:
         self._pipes.drain(rank)
         if rank == 0:
             self._input.end()
-        number = code - 128 if code > 128 else None
+        number = -code if code < 0 else None
         oom_limit = self._oom_limit() if number == signal.SIGKILL else None
+        code = processes.as_shell(code)
         self._report("exit", rank=rank, code=code, signal=number, oom_limit=oom_limit)
 
     def _oom_limit(self) -> int | None:

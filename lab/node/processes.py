@@ -134,7 +134,7 @@ def peak_memory_kib() -> int:
 
 
 def reap() -> dict[int, int]:
-    """The children of this process that have ended: pid -> exit status as a shell says it."""
+    """The children of this process that have ended: pid -> exit code, or -n for signal n."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -143,5 +143,9 @@ def reap() -> dict[int, int]:
             return ended
         if pid == 0:
             return ended
-        code = os.waitstatus_to_exitcode(status)
-        ended[pid] = 128 - code if code < 0 else code
+        ended[pid] = os.waitstatus_to_exitcode(status)
+
+
+def as_shell(code: int) -> int:
+    """An exit code as a shell says it: 128 + n for -n, signal n."""
+    return 128 - code if code < 0 else code

@@ -171,7 +171,7 @@ class Torchrun:
 
     def on_end(self, code: int) -> None:
         """Take note that torchrun has been reaped; what it leaves behind ends too."""
-        self._code = code
+        self._code = processes.as_shell(code)
         self._workers.listen_to_all()  # they spoke before it ended
         for pid in self.groups:
             processes.signal_group(pid, signal.SIGKILL)

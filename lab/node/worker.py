@@ -7,7 +7,7 @@ to the agent     its place in the world (`PLACE`), with the reading ends of the 
 from the agent   ``command``, ``python``, ``cwd``, ``env``: what to run, with the rank's stdin;
                  a null removes a variable
 to the agent     ``pid`` of the rank, or ``error``: it cannot be started
-to the agent     ``code`` that it ended with, as a shell says it
+to the agent     ``code`` that it ended with, or -n for signal n
 
 It dies with torchrun, and the rank with it (Linux).
 """
@@ -74,9 +74,8 @@ def main() -> None:
         os.close(fd)
     agent.sendall(_line({"pid": pid}))
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    code = 128 - code if code < 0 else code
     agent.sendall(_line({"code": code}))
-    os._exit(code)
+    os._exit(processes.as_shell(code))
 
 
 def _receive(agent: socket.socket) -> tuple[dict[str, Any], int]:

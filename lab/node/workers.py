@@ -56,7 +56,7 @@ class Owner:
     started: Callable[[int, int, Place], None]
     """Rank and pid."""
     ended: Callable[[int, int], None]
-    """Rank and exit code."""
+    """Rank and exit code, or -n for signal n."""
     failed: Callable[[str], None]
     """A rank could not be started."""
     gone: Callable[[], None]
@@ -151,5 +151,5 @@ class Workers:
         known.connection.close()
         if known.pid is not None and known.code is None:  # killed, and the rank with it
             processes.signal_group(known.pid, signal.SIGKILL)
-            self._owner.ended(known.rank, 128 + signal.SIGKILL)
+            self._owner.ended(known.rank, -signal.SIGKILL)
         self._owner.gone()

@@ -150,6 +150,14 @@ def test_signal_is_told_as_a_shell_does(tmp_path: Path) -> None:
     assert (end["code"], end["signal"]) == (139, signal.SIGSEGV)
 
 
+def test_a_code_of_ones_own_is_no_signal(tmp_path: Path) -> None:
+    with agent(job(tmp_path, "import sys; sys.exit(200)")) as running:
+        running.until("hello")
+        running.start_ranks()
+        end = running.until("exit")[-1]
+    assert (end["code"], end["signal"]) == (200, None)
+
+
 CHILDREN = """
 import os, subprocess, sys, time
 daemon = subprocess.Popen(["setsid", "sleep", "1000"])

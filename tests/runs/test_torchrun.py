@@ -266,6 +266,7 @@ def test_arguments_arrive_unchanged_and_placeholders_are_filled(lab: Lab) -> Non
 def test_an_executable_without_python(lab: Lab) -> None:
     done = lab("run", "-t", "solo", *TORCHRUN, "--no-python", "sh", "-c", "echo $RANK; exit 200")
     assert (done.returncode, done.stdout) == (200, "[0 node0] 0\n")
+    assert verdict(lab)["kind"] == "exit"
 
 
 def test_torchruns_own_failure_is_told_in_its_words(lab: Lab) -> None:
