@@ -21,11 +21,13 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lab.node.processes import started
+from lab.node.processes import ancestors, started
 
 GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL, and again for the kernel to end what was killed."""
 POLL = 0.02
+COMMAND_LIMIT = 100
+"""Characters of a command line that are worth showing."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def labelled() -> list[Labelled]:
     """This user's processes that belong to a run, but for the calling one and its ancestors."""
     if sys.platform != "linux":
         return []
-    own = _ancestry()
+    own = {os.getpid(), *ancestors()}
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile, or is not ours to look at
@@ -62,9 +64,9 @@ def labelled() -> list[Labelled]:
             run_dir = env.get("LAB_RUN_DIR", "")
             if since is None or not run_dir or Path(run_dir).name != env.get("LAB_RUN_ID"):
                 continue
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").strip()
-            node = env.get("LAB_NODE", "")
-            found.append(Labelled(pid, since, command.decode(errors="replace"), run_dir, node))
+            words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").strip()
+            command = words.decode(errors="replace")[:COMMAND_LIMIT]
+            found.append(Labelled(pid, since, command, run_dir, env.get("LAB_NODE", "")))
     return found
 
 
@@ -84,17 +86,6 @@ def end(processes: Collection[Labelled]) -> None:
 def _environment(folder: Path) -> dict[str, str]:
     text = (folder / "environ").read_bytes().decode(errors="surrogateescape")
     return {name: value for name, _, value in (pair.partition("=") for pair in text.split("\0"))}
-
-
-def _ancestry() -> set[int]:
-    found = set()
-    pid = os.getpid()
-    while pid:
-        found.add(pid)
-        pid = int(
-            Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1]
-        )
-    return found
 
 
 def _main() -> None:

@@ -28,17 +28,29 @@ def started(pid: int) -> str | None:
     since boot (proc(5), stat), elsewhere the second (ps(1)).
     """
     if sys.platform == "linux":
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        except OSError:
-            return None
-        state, *fields = stat.rpartition(")")[2].split()
-        return None if state in "ZX" else fields[18]
+        stat = _stat(pid)
+        return None if stat is None or stat[0] in "ZX" else stat[19]
     done = subprocess.run(
         ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
     state, _, when = done.stdout.strip().partition(" ")
     return None if not state or state.startswith("Z") else when.strip()
+
+
+def ancestors() -> list[int]:
+    """The parent of this process, its parent and so on (Linux)."""
+    found = [os.getppid()]
+    while (stat := _stat(found[-1])) is not None:
+        found.append(int(stat[1]))
+    return found
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of proc(5)'s stat from the state on; None: there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
 
 
 def this_process() -> dict[str, Any]:

@@ -3,7 +3,9 @@
 import contextlib
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ from lab.transport.base import Progress
 from lab.transport.containers import ENTRYPOINT, PYTHON
 from lab.transport.engine import connect
 from lab.transport.image import remove_image, stale_images
-from lab.transport.labs import Lab, LabNode, find_labs, remove_lab, workdir_lock
+from lab.transport.labs import PARALLEL, Lab, LabNode, find_labs, remove_lab, workdir_lock
 from lab.transport.run_state import run_state
 
 if TYPE_CHECKING:
@@ -63,8 +65,7 @@ def collect_garbage(
                     except LabError as error:  # the others can be removed all the same
                         removed[-1] = f"nothing: {error}"
         if reason is None and lab.ours:
-            for node in lab.nodes:
-                removed += _end_leftovers_on(client, node, dry_run)
+            removed += _end_leftovers_on(client, lab.nodes, dry_run)
     for tag in stale_images(client) if images else ():
         removed.append(f"image {tag}: of other code than the present, or of packages for a run")
         progress(removed[-1])
@@ -104,21 +105,27 @@ def _end_all(
         for one in found:
             where = f" on {one.node}" if one.node else ""
             run = Path(one.run_dir).name
-            told[one] = f"process {one.pid}{where}: {one.command[:80]}, of run {run}, which is over"
+            told[one] = f"process {one.pid}{where}: {one.command}, of run {run}, which is over"
         if dry_run or not found:
             break
         end_them(found)
     return list(told.values())
 
 
-def _end_leftovers_on(client: "DockerClient", node: LabNode, dry_run: bool) -> list[str]:
-    """The same in a container, where only its own processes are seen."""
+def _end_leftovers_on(client: "DockerClient", nodes: Sequence[LabNode], dry_run: bool) -> list[str]:
+    """What `end_leftovers` does, in containers, each of which sees only its own processes."""
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        lines = pool.map(lambda node: _end_leftovers_in(client, node.container_id, dry_run), nodes)
+        return list(chain.from_iterable(lines))
+
+
+def _end_leftovers_in(client: "DockerClient", container: str, dry_run: bool) -> list[str]:
     from docker.errors import APIError
 
     def call(*arguments: str) -> str:
         api: Any = client.api
         argv = [ENTRYPOINT, PYTHON, "-P", "-m", "lab.node.leftovers", *arguments]
-        created = api.exec_create(node.container_id, argv, user="0:0", stderr=False)
+        created = api.exec_create(container, argv, user="0:0", stderr=False)
         return str(api.exec_start(created["Id"]).decode())
 
     def find() -> list[Labelled]:
