@@ -47,6 +47,8 @@ class Slot:
     the module had at first."""
     place: slice = field(default_factory=lambda: slice(0, 0))
     """Of these within the shard."""
+    aliases: list[str] = field(default_factory=list)
+    """Further names, of tied weights."""
     offset: int = 0
     """Of the first of these within the parameter."""
     unsharded: nn.Parameter = field(init=False)

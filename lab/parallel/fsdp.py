@@ -156,6 +156,11 @@ class FullyShardedDataParallel(ShardedModule):
         self._not_ours = {id(state) for state in not_ours}
         prepare(own, self._not_ours, device_id, param_init_fn)
         slots = slots_of(own, self._not_ours)
+        if slots and isinstance(module, nn.ModuleList | nn.ModuleDict):
+            raise ValueError(
+                f"a {type(module).__name__} has no forward to gather parameters for: wrap the "
+                "modules in it, or the one around it"
+            )
         buffers = buffers_of(own)
         rows = [("option sharding_strategy", "FULL_SHARD" if reshard else "SHARD_GRAD_OP")]
         rows += [(f"parameter {slot.name}", layout_of(slot.sharded)) for slot in slots]

@@ -73,6 +73,8 @@ class Conductor:
         """The outermost forward."""
         if self._in_backward:  # an exception ended it
             self.reset()
+        if any(unit.is_whole for unit in self.units):
+            raise RuntimeError("forward gathers by itself: call it outside summon_full_params")
         for unit in self.units:
             unit.conductor = self
             unit.on_gradient = self._gradient_came

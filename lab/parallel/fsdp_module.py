@@ -110,8 +110,10 @@ class ShardedModule(nn.Module):
             for unit in units:
                 unit.show_sharded()
 
-    def apply(self, fn: Callable[[nn.Module], None]) -> Any:
+    def apply(self, fn: Callable[[nn.Module], Any]) -> Any:
         """Call `fn` on each module inside, as torch does, with whole parameters. A collective."""
+        if self._unit.is_whole:  # by the apply of a unit around this one
+            return super().apply(fn)
         with self.summon_full_params(self):
             return super().apply(fn)
 
@@ -165,6 +167,8 @@ class ShardedModule(nn.Module):
         destination = kwargs.get("destination")
         destination = {} if destination is None else destination
         before = set(destination)
+        if self._unit.is_whole:
+            raise RuntimeError("state_dict gathers by itself: call it outside summon_full_params")
         try:
             if not settings.sharded:
                 self._unit.show_whole(gather=True)

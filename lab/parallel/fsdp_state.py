@@ -85,8 +85,8 @@ def with_own_parts(state: dict[str, Any], prefix: str, unit: Unit) -> None:
     Raises:
         ValueError: a part is not this rank's.
     """
-    for slot in unit.slots:
-        name = prefix + slot.name
+    named = [(prefix + name, slot) for slot in unit.slots for name in (slot.name, *slot.aliases)]
+    for name, slot in named:
         if _is_shard(state.get(name)):
             values = _own_values(name, slot, state[name])
             whole = torch.zeros(slot.shape.numel(), dtype=values.dtype, device=values.device)

@@ -63,6 +63,8 @@ class Unit:
         self.device = self.flats[0].device if self.flats else torch.device("cpu")
         self.conductor: Any = None
         """That of the last forward."""
+        self.is_whole = False
+        """Modules see what `show_whole` gave them."""
         self.start_over()
         self.waiting: set[tuple[int, int]] = set()
         """(flat, slot) that have had no gradient yet in this backward."""
@@ -153,6 +155,7 @@ class Unit:
 
     def show_sharded(self) -> None:
         """Let them see the sharded ones, as everybody should outside of forward and backward."""
+        self.is_whole = False
         for flat in self.flats:
             for slot in flat.slots:
                 for module, name in slot.owners:
@@ -165,6 +168,7 @@ class Unit:
             gather: False: only this rank's part is right. True: a collective.
             gradients: gather these as well.
         """
+        self.is_whole = True
         for flat in self.flats:
             if gather:
                 full = flat.whole(flat.shard)

@@ -125,6 +125,7 @@ def slots_of(modules: Iterable[tuple[str, nn.Module]], ignored: Collection[int])
             full_name = clean_name(prefix + name)
             if id(parameter) in slots:
                 slots[id(parameter)].owners.append((owner, name))
+                slots[id(parameter)].aliases.append(full_name)
                 continue
             _check(full_name, parameter)
             slots[id(parameter)] = Slot(
