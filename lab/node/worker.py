@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from lab.node import processes
+from lab.node.pipes import STREAMS
 from lab.node.spawn import RankStart, spawn_cold
 
 SOCKET = "LAB_WORKER_SOCKET"
@@ -31,7 +32,6 @@ PLACE = (
     *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
 )
 """The variables that say which worker of which world this is."""
-STREAMS = 3
 FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 """Signals that torchrun hands on to its workers, or may be told to."""
 
@@ -54,7 +54,7 @@ def main() -> None:
         die()
     agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     agent.connect(address(os.environ[SOCKET]))
-    pipes = [os.pipe() for _ in range(STREAMS)]
+    pipes = [os.pipe() for _ in STREAMS]
     hello = {"worker": os.getpid(), **{name: os.environ[name] for name in PLACE}}
     socket.send_fds(agent, [_line(hello)], [read for read, _ in pipes])
     order, stdin = _receive(agent)
@@ -93,7 +93,7 @@ def _receive(agent: socket.socket) -> tuple[dict[str, Any], int]:
 
 
 def _start(order: dict[str, Any], stdin: int, writes: Sequence[int]) -> int:
-    out, err, events = writes
+    out, err, events = writes  # in the order of STREAMS
     env = {**os.environ, **order["env"]}
     return spawn_cold(
         RankStart(
