@@ -39,7 +39,7 @@ from torch.optim import Optimizer
 from lab.parallel.buckets import divide
 from lab.parallel.ddp import DistributedDataParallel
 from lab.parallel.zero_gradients import GradientSharding
-from lab.parallel.zero_layout import FlatParameters, Piece, gather, in_memory_order
+from lab.parallel.zero_layout import FlatParameters, Piece, gather, gradient_of
 from lab.parallel.zero_state import cut_state, gather_states
 
 NOT_ELEMENTWISE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
@@ -59,6 +59,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         params: Iterable[Any],
         optimizer_class: type[Optimizer],
         process_group: dist.ProcessGroup | None = None,
+        parameters_as_bucket_view: bool = False,
         *,
         stage: Literal[1, 2] = 1,
         model: DistributedDataParallel | None = None,
@@ -72,6 +73,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             params: parameters or groups, as for any optimiser; the same on every rank.
             optimizer_class: one that treats each element by itself.
             process_group: the ranks to share with; default all, in stage 2 the model's.
+            parameters_as_bucket_view: for scripts written for torch. Always so here.
             stage: 1: states in parts. 2: gradients as well.
             model: stage 2: the model, all of whose trained parameters are among `params`. From now
                 on its backward leaves gradients here, summed in rank order; `no_sync`, `join`,
@@ -80,10 +82,16 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             defaults: the optimiser's arguments.
 
         Raises:
-            ValueError: the optimiser does not treat elements by themselves; stage 2 without a
-                model of lab.parallel, with other parameters than the model's or another group.
+            ValueError: the optimiser does not treat elements by themselves; another stage; stage 2
+                without a model of lab.parallel, or other parameters or another group than its.
             RuntimeError: stage 2, and the model has a communication hook.
         """
+        del parameters_as_bucket_view
+        if stage not in (1, 2):
+            raise ValueError(
+                f"no stage {stage} here, only 1 and 2: FullyShardedDataParallel has parameters in "
+                "parts as well"
+            )
         if stage == 2 and not isinstance(model, DistributedDataParallel):
             raise ValueError(
                 "stage 2 needs model=, a DistributedDataParallel of lab.parallel, whose backward "
@@ -190,23 +198,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             norm_type: p of the p-norm; may be infinity.
 
         Returns:
-            The norm before, a scalar, the same bits on every rank.
+            The norm before, a scalar, the same bits on every rank; in stage 2 float64.
         """
         if self._sharding is None:
             whole = [parameter for group in self.param_groups for parameter in group["params"]]
             return nn.utils.clip_grad_norm_(whole, max_norm, norm_type)
-        gradients = [gradient for _, gradient in self._gradients() if gradient is not None]
-        norm = nn.utils.get_total_norm(gradients, norm_type).to(self.join_device)
-        if norm_type == float("inf"):
-            dist.all_reduce(norm, op=dist.ReduceOp.MAX, group=self.process_group)
-        else:
-            norm = norm**norm_type
-            dist.all_reduce(norm, group=self.process_group)
-            norm = norm ** (1 / norm_type)
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch's
-        for gradient in gradients:
-            gradient.mul_(factor.to(gradient.device))
-        return norm
+        return self._sharding.clip_(max_norm, norm_type)
 
     def whole_gradients(self) -> list[Tensor | None]:
         """The averaged gradients of all parameters, in the order of `param_groups`.
@@ -223,17 +220,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         """Of this rank's pieces, [elements of the piece]."""
         if self._sharding is not None:
             return self._sharding.gradients()
-        return [
-            (
-                piece,
-                None
-                if piece.parameter.grad is None
-                else in_memory_order(piece.parameter.grad, piece.parameter)[
-                    piece.start : piece.end
-                ],
-            )
-            for piece in self._pieces()
-        ]
+        return [(piece, gradient_of(piece)) for piece in self._pieces()]
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Collect all states on one rank, where `state_dict` then gives them. A collective."""

@@ -6,12 +6,14 @@ of one process. Then the bucket's memory is given back, and the parameters' `gra
 rank holds of gradients is ceil(P / N), and at most two buckets more during backward.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from lab.parallel.buckets import Bucket
 from lab.parallel.comm_hooks import Pending
@@ -146,6 +148,23 @@ class GradientSharding:
             for bucket in self.buckets
             for piece in bucket.flat.pieces
         ]
+
+    def clip_(self, max_norm: float, norm_type: float) -> Tensor:
+        """See `ZeroRedundancyOptimizer.clip_grad_norm_`. Padding is zeros and counts nothing."""
+        gradients = [gradient for _, gradient in self.gradients() if gradient is not None]
+        first = self.buckets[0].flat
+        # One dtype on the wire, whatever this rank has pieces of, if any.
+        norm = get_total_norm(gradients, norm_type).to(first.flat.device, torch.float64)
+        if norm_type == math.inf:
+            dist.all_reduce(norm, op=dist.ReduceOp.MAX, group=first.group)
+        else:
+            norm = norm**norm_type
+            dist.all_reduce(norm, group=first.group)
+            norm = norm ** (1 / norm_type)
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch's
+        for gradient in gradients:
+            gradient.mul_(factor)
+        return norm
 
     def bytes(self) -> int:
         """Of gradients on this rank: its parts, and what no_sync has accumulated."""

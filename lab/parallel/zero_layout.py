@@ -80,3 +80,11 @@ def in_memory_order(tensor: Tensor, like: Tensor) -> Tensor:
     if tensor.stride() != like.stride():
         tensor = torch.empty_like(like).copy_(tensor)
     return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def gradient_of(piece: Piece) -> Tensor | None:
+    """The piece's part of its parameter's gradient, [its elements]."""
+    gradient = piece.parameter.grad
+    if gradient is None:
+        return None
+    return in_memory_order(gradient, piece.parameter)[piece.start : piece.end]

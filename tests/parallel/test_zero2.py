@@ -380,6 +380,32 @@ def test_clipping_uses_the_norm_of_all_parts(ranks: RankPool) -> None:
     assert [result == results[0] for result in results] == [True] * 3
 
 
+def norm_of_one_number() -> float:
+    """Most ranks have no piece, and the others one of another dtype than the first bucket's."""
+    bare = nn.ModuleDict({"one": nn.Linear(1, 1, bias=False), "two": nn.Linear(1, 1, bias=False)})
+    bare["two"].double()
+    model = DDP(Two(bare))
+    zero = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.SGD, stage=2, model=model, lr=1.0
+    )
+    model(torch.full((1, 1), 3.0)).backward()
+    return zero.clip_grad_norm_(1.0).item()
+
+
+class Two(nn.Module):
+    def __init__(self, parts: nn.ModuleDict) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = self.parts["one"](inputs) + self.parts["two"](4 / 3 * inputs.double())
+        return result.sum()
+
+
+def test_clipping_where_ranks_have_no_part(ranks: RankPool) -> None:
+    assert ranks.run(3, norm_of_one_number) == [pytest.approx(5.0)] * 3
+
+
 def refusals() -> list[str]:
     bare = layers()
     model = DDP(bare)
@@ -398,6 +424,7 @@ def refusals() -> list[str]:
         zero.step()
 
     calls: list[Callable[[], Any]] = [
+        lambda: make(bare.parameters(), stage=3, model=model),
         lambda: make(bare.parameters(), stage=2),
         lambda: make(bare.parameters(), stage=2, model=TorchDDP(layers())),
         lambda: make(bare.parameters(), model=model),
@@ -419,6 +446,7 @@ def refusals() -> list[str]:
 
 def test_what_cannot_be_is_refused_in_words(ranks: RankPool) -> None:
     expected = [
+        "no stage 3 here, only 1 and 2: FullyShardedDataParallel",
         "stage 2 needs model=, a DistributedDataParallel of lab.parallel",
         "stage 2 needs model=, a DistributedDataParallel of lab.parallel",
         "model= is for stage 2",
