@@ -39,7 +39,7 @@ from torch.optim import Optimizer
 from lab.parallel.buckets import divide
 from lab.parallel.ddp import DistributedDataParallel
 from lab.parallel.zero_gradients import GradientSharding
-from lab.parallel.zero_layout import FlatParameters, Piece, gather, gradient_of
+from lab.parallel.zero_layout import FlatParameters, Piece, by_kind, gather, gradient_of
 from lab.parallel.zero_state import cut_state, gather_states
 
 NOT_ELEMENTWISE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
@@ -138,11 +138,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             trained = [(number, p) for number, p in numbered if p.requires_grad]
             divided = divide(trained, self.model.reducer.bucket_cap_mb)
         else:
-            by_kind: dict[Any, list[tuple[int, nn.Parameter]]] = {}
-            for number, parameter in numbered:
-                kind = parameter.dtype, parameter.device
-                by_kind.setdefault(kind, []).append((number, parameter))
-            divided = list(by_kind.values())
+            divided = by_kind(numbered)
         flats = [FlatParameters(members, self.process_group) for members in divided]
         self._flats += flats
         pieces = [piece.values for flat in flats for piece in flat.pieces]
@@ -186,9 +182,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As any optimiser's. `model.zero_grad()` does the same."""
         super().zero_grad(set_to_none)
-        if self._sharding is not None:
-            for bucket in self._sharding.buckets:
-                bucket.clear()
+        if self.model is not None:
+            self.model.reducer.clear()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale the averaged gradients down to a norm of `max_norm`. In stage 2 a collective.
@@ -201,8 +196,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             The norm before, a scalar, the same bits on every rank; in stage 2 float64.
         """
         if self._sharding is None:
-            whole = [parameter for group in self.param_groups for parameter in group["params"]]
-            return nn.utils.clip_grad_norm_(whole, max_norm, norm_type)
+            return nn.utils.clip_grad_norm_(self._whole(), max_norm, norm_type)
         return self._sharding.clip_(max_norm, norm_type)
 
     def whole_gradients(self) -> list[Tensor | None]:
@@ -210,11 +204,10 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
         In stage 2 a collective, and as much memory as stage 2 saves: for tests and proofs.
         """
-        whole = [parameter for group in self.param_groups for parameter in group["params"]]
         if self._sharding is None:
-            return [parameter.grad for parameter in whole]
+            return [parameter.grad for parameter in self._whole()]
         gathered = self._sharding.gather()
-        return [gathered.get(number) for number in range(len(whole))]
+        return [gathered.get(number) for number in range(self._count)]
 
     def _gradients(self) -> list[tuple[Piece, Tensor | None]]:
         """Of this rank's pieces, [elements of the piece]."""
@@ -229,8 +222,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             (piece.number, piece.start, dict(self._optimizer.state.get(piece.values, {})))
             for piece in self._pieces()
         ]
-        whole = [parameter for group in self.param_groups for parameter in group["params"]]
-        joined = gather_states(states, whole, to, self.process_group)
+        joined = gather_states(states, self._whole(), to, self.process_group)
         if joined is not None:
             self._consolidated = {"state": joined}
 
@@ -273,19 +265,15 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         """Bytes of the states' tensors on this rank."""
         assert self._optimizer is not None
         states = self._optimizer.state.values()
-        return sum(
-            value.nbytes
-            for state in states
-            for value in state.values()
-            if isinstance(value, Tensor)
-        )
+        values = [value for state in states for value in state.values()]
+        return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
     def gradient_bytes(self) -> int:
         """Bytes of the gradients' tensors on this rank."""
         if self._sharding is not None:
             return self._sharding.bytes()
-        whole = [parameter for group in self.param_groups for parameter in group["params"]]
-        return sum(parameter.grad.nbytes for parameter in whole if parameter.grad is not None)
+        gradients = [parameter.grad for parameter in self._whole()]
+        return sum(gradient.nbytes for gradient in gradients if gradient is not None)
 
     # Uneven inputs: `Join([model, optimizer])` of torch.distributed.algorithms.join.
 
@@ -302,6 +290,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def join_process_group(self) -> Any:
         """Among whom."""
         return self.process_group or dist.group.WORLD
+
+    def _whole(self) -> list[nn.Parameter]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _pieces(self) -> Iterable[Piece]:
         return (piece for flat in self._flats for piece in flat.pieces)

@@ -60,6 +60,14 @@ class FlatParameters:
             place += count
 
 
+def by_kind(numbered: Iterable[tuple[int, nn.Parameter]]) -> list[list[tuple[int, nn.Parameter]]]:
+    """Divided into what can be in one flat tensor: of one dtype and device each."""
+    found: dict[tuple[torch.dtype, torch.device], list[tuple[int, nn.Parameter]]] = {}
+    for number, parameter in numbered:
+        found.setdefault((parameter.dtype, parameter.device), []).append((number, parameter))
+    return list(found.values())
+
+
 def gather(flats: Iterable[FlatParameters]) -> None:
     """Get the other ranks' parts of all of them. A collective."""
     works = [

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
-from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from lab.parallel import DDP, ZeroRedundancyOptimizer, comm_hooks
@@ -186,6 +185,8 @@ def step(model: Callable[..., Tensor], optimizer: torch.optim.Optimizer, number:
 
 
 def beside_torchs() -> tuple[list[Tensor], list[Tensor]]:
+    from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero  # slow, and warns
+
     found = []
     for ours in (True, False):
         bare = layers()
