@@ -36,8 +36,9 @@ READ_AT_START = (
 RUN_LABEL = ("LAB_RUN_ID", "LAB_RUN_DIR")
 """By these `lab.node.leftovers` knows whose a process is."""
 ACCEPTED = b"accepted"
-CONNECT_TIMEOUT = 60.0
-"""Seconds to wait for a warm process that is still importing."""
+CONNECT_TIMEOUT = 30.0
+"""Seconds to wait for a warm process that is still importing; after that the run starts cold, well
+before its controller gives the agent up."""
 
 
 @dataclass(frozen=True)
