@@ -188,8 +188,8 @@ def _bench_on_nodes(
     def show(table: dict[str, Any]) -> None:
         done.append(table)
         print(
-            f"\n{table['title']}: {loaded.name}, {table['world']} ranks on {table['nodes']} nodes, "
-            f"rate {table['rate']}, {runs} rounds"
+            f"\n{table['title']}: {loaded.name} ({loaded.on}), nodes: {table['nodes']}, "
+            f"ranks: {table['world']}, rate: {table['rate']}, rounds: {runs}"
         )
         _print_table(table["rows"])
         for note in table["notes"]:
