@@ -198,6 +198,8 @@ class Conductor:
     def _done(self, unit: Unit) -> None:
         """All gradients of a unit are there. What comes nevertheless is sent at the end."""
         assert isinstance(self._collectives, Program)
+        if unit.hidden_forwards > 1:
+            return  # several reentrant checkpoints used it, and each gives gradients
         self._free_if_done(unit)
         if self._backward_prefetch == "BACKWARD_POST":
             self._collectives.prefetch()
@@ -205,7 +207,6 @@ class Conductor:
             self._collectives.ready(unit)
 
     def _free_if_done(self, unit: Unit) -> None:
-        # Used in several reentrant checkpoints it is needed once for each.
         if not unit.waiting and not unit.uses and unit.hidden_forwards <= 1:
             unit.free()
 

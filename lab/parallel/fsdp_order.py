@@ -31,48 +31,70 @@ Step = tuple[Verb, Unit]
 class Order:
     """What the first forward found out; equal on all ranks."""
 
-    units: Sequence[Unit]
-    """By their first use; then those without any."""
-    repeated: frozenset[Unit]
-    """Those that were needed again after they had been freed. From then on they are kept until the
-    end of forward."""
+    gathers: Sequence[Unit]
+    """In the order of that forward. The outermost is the first; a unit that was freed and used
+    again is there more than once."""
+    never_used: Sequence[Unit]
     parents: Mapping[Unit, Unit]
     """The unit around each but the outermost."""
 
+    @property
+    def repeated(self) -> frozenset[Unit]:
+        """Units that are kept until the end of forward from now on."""
+        return frozenset(unit for unit in self.gathers if self.gathers.count(unit) > 1)
+
     def forward(self) -> list[Step]:
-        """Gather each once."""
-        return [(Verb.GATHER, unit) for unit in self.units if unit.flats]
+        """Gather each once, by its first use."""
+        units = dict.fromkeys([*self.gathers, *self.never_used])
+        return [(Verb.GATHER, unit) for unit in units if unit.flats]
 
     def backward(self, *, reduce: bool, prefetch: bool) -> list[Step]:
-        """Gather what is not there; reduce each when all inside it are reduced.
+        """Gather what is not there, by its last use in forward; reduce by its first.
 
         Args:
             reduce: False: only gather.
             prefetch: each gather comes before what the unit before it leads to.
         """
-        steps = [
-            (verb, unit)
-            for verb, unit in self._inside_out(self.units[0])
-            if (not unit.gathered if verb is Verb.GATHER else unit.trained and reduce)
-        ]
-        if not prefetch:
-            return steps
-        gathers = deque(step for step in steps if step[0] is Verb.GATHER)
-        ahead = [gathers.popleft()] if gathers else []
-        for step in steps:
-            if step[0] is Verb.REDUCE:
-                ahead.append(step)
-            elif gathers:
-                ahead.append(gathers.popleft())
-        return ahead
+        outermost, *others = self.gathers
+        steps = list(self._backwards([outermost, *self.never_used, *others]))
+        places: dict[Step, int] = {}
+        for place, step in enumerate(steps):
+            verb, unit = step
+            if verb is Verb.GATHER and not unit.gathered:
+                places.setdefault(step, place)
+            elif verb is Verb.REDUCE and unit.trained and reduce:
+                places[step] = place
+        ordered = sorted(places, key=places.__getitem__)
+        return _one_gather_ahead(ordered) if prefetch else ordered
 
-    def _inside_out(self, unit: Unit) -> Iterator[Step]:
-        """Backward enters a unit before those inside it, last ones first, and leaves it after."""
-        yield Verb.GATHER, unit
-        for inner in reversed(self.units):
-            if self.parents.get(inner) is unit:
-                yield from self._inside_out(inner)
-        yield Verb.REDUCE, unit
+    def _backwards(self, units: Sequence[Unit]) -> Iterator[Step]:
+        """Enter a unit before those inside it, the last ones first, and leave it after them."""
+        groups: list[list[Unit]] = []
+        for unit in units:
+            if groups and self._is_around(groups[-1][0], unit):
+                groups[-1].append(unit)
+            else:
+                groups.append([unit])
+        for outer, *inside in reversed(groups):
+            yield Verb.GATHER, outer
+            yield from self._backwards(inside)
+            yield Verb.REDUCE, outer
+
+    def _is_around(self, outer: Unit, unit: Unit) -> bool:
+        parent = self.parents.get(unit)
+        return parent is not None and (parent is outer or self._is_around(outer, parent))
+
+
+def _one_gather_ahead(steps: Sequence[Step]) -> list[Step]:
+    """The same, with each gather moved to where the one before it was."""
+    gathers = deque(step for step in steps if step[0] is Verb.GATHER)
+    ahead = [gathers.popleft()] if gathers else []
+    for step in steps:
+        if step[0] is Verb.REDUCE:
+            ahead.append(step)
+        elif gathers:
+            ahead.append(gathers.popleft())
+    return ahead
 
 
 class Program:
@@ -176,11 +198,12 @@ class Agreement:
 
     def order(self) -> Order:
         """For the forwards to come."""
-        used = list(dict.fromkeys([self._units[0], *self._gathered]))
+        outermost = self._units[0]
+        others = [unit for unit in self._gathered if unit is not outermost]
         return Order(
-            units=[*used, *(unit for unit in self._units[1:] if unit not in used)],
+            gathers=[outermost, *others],
+            never_used=[unit for unit in self._units[1:] if unit not in others],
             parents=self._parents,
-            repeated=frozenset(unit for unit in used if self._gathered.count(unit) > 1),
         )
 
     def _gather_one(self, wanted: int) -> bool:
