@@ -130,7 +130,9 @@ def _end_leftovers_in(client: "DockerClient", container: str, dry_run: bool) -> 
 
     def find() -> list[Labelled]:
         found = [Labelled(**fields) for fields in json.loads(call())]
-        return _of_runs_that_are_over(found)
+        # Nodes see our folders at the same path; on this machine others may see other ones.
+        removed = [process for process in found if not Path(process.run_dir).exists()]
+        return removed + _of_runs_that_are_over(found)
 
     def end_them(processes: list[Labelled]) -> None:
         call(json.dumps([asdict(process) for process in processes]))

@@ -199,6 +199,7 @@ def test_kills_on_nodes_that_stay(pair: Lab) -> None:
             assert any(path.name in pair("gc", "--dry-run").stdout for path in pair.runs()), (
                 "the daemons are told with their run"
             )
+            pair("rm", "--all-finished")  # they are found all the same
         pair("gc")
         nothing_is_left(pair, run, what)
     assert len(things(pair)) == 3  # the nodes are as good as before
