@@ -85,11 +85,15 @@ def test_the_holder_of_a_fixed_port_is_named(lab: Lab) -> None:
 
 def test_two_runs_with_one_fixed_port_do_not_meet(lab: Lab) -> None:
     lab.script("nodes: 2\non: local\nmaster: {port: 21987}\n", "lab.yaml")
-    script = lab.script("import time; print('ready', flush=True); time.sleep(5)")
+    script = lab.script(
+        "import time\nfrom pathlib import Path\nprint('ready', flush=True)\n"
+        "while not Path('done').exists(): time.sleep(0.02)"
+    )
     first = lab.start("run", script)
     assert first.stdout is not None
     assert "ready" in first.stdout.readline()
     second = lab("run", script)
     assert "port 21987 is taken by another run of lab" in second.stderr
+    (lab.cwd / "done").touch()
     first.communicate(timeout=30)
     assert first.returncode == 0
