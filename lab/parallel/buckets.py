@@ -7,6 +7,7 @@ from the last layer to the first, hence buckets are filled in the reverse order 
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -31,15 +32,17 @@ class Bucket:
         index: int,
         members: Sequence[tuple[int, nn.Parameter]],
         last: bool,
-        padding: int = 0,
+        starts: Sequence[int] | None = None,
+        length: int | None = None,
     ) -> None:
-        """Lay the members out one after another.
+        """Lay the members out.
 
         Args:
             index: place in the order in which buckets are sent.
             members: (number of the parameter, parameter), all of one dtype and device.
             last: whether it is the last to be sent.
-            padding: elements to add at the end, zeros.
+            starts: where in the buffer each member begins. Default: one after another.
+            length: elements of the buffer, where there are to be more than the members'.
         """
         self.numbers = [number for number, _ in members]
         self._index = index
@@ -47,11 +50,13 @@ class Bucket:
         self._last = last
         first = self._parameters[0]
         sizes = [parameter.numel() for parameter in self._parameters]
-        total = sum(sizes) + padding
+        if starts is None:
+            starts = list(accumulate(sizes, initial=0))[:-1]
+        total = sum(sizes) if length is None else length
         self._buffer = torch.zeros(total, dtype=first.dtype, device=first.device)
-        parts = self._buffer[: sum(sizes)].split(sizes)
         self._views = [
-            _like(part, parameter) for part, parameter in zip(parts, self._parameters, strict=True)
+            _like(self._buffer[start : start + parameter.numel()], parameter)
+            for start, parameter in zip(starts, self._parameters, strict=True)
         ]
         self.present: list[int] = []
         """Numbers of the parameters that had a gradient when they were last packed."""

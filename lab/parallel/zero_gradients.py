@@ -40,7 +40,8 @@ class ShardedBucket(Bucket):
             last: whether it is the last to be sent.
         """
         parameters = [parameter for _, parameter in flat.numbered]
-        super().__init__(index, list(zip(numbers, parameters, strict=True)), last, flat.padding)
+        members = list(zip(numbers, parameters, strict=True))
+        super().__init__(index, members, last, flat.starts, len(flat.flat))
         self.flat = flat
         self.mine: Tensor | None = None
         """[length of a part]: the sum of the means since `clear`; None before the first."""
@@ -52,7 +53,8 @@ class ShardedBucket(Bucket):
     def pack(self) -> None:
         """Take the gradients away from the parameters, into memory that is made for them."""
         self._buffer.untyped_storage().resize_(self._bytes)
-        self._buffer[len(self._buffer) - self.flat.padding :].zero_()
+        for gap in self.flat.gaps:
+            self._buffer[gap].zero_()
         super().pack()
         for parameter in self._parameters:
             parameter.grad = None
@@ -181,13 +183,12 @@ class GradientSharding:
             whole = torch.empty_like(bucket.flat.flat)
             parts = list(whole.split(bucket.flat.length))
             dist.all_gather(parts, bucket.mine, group=bucket.flat.group)
-            place = 0
-            for number, parameter in bucket.flat.numbered:
+            for (number, parameter), start in zip(
+                bucket.flat.numbered, bucket.flat.starts, strict=True
+            ):
                 stride = torch.empty_like(parameter, device="meta").stride()
-                part = whole[place : place + parameter.numel()]
                 if number in bucket.used:
-                    found[number] = part.as_strided(parameter.shape, stride)
-                place += parameter.numel()
+                    found[number] = whole.as_strided(parameter.shape, stride, start)
         return found
 
 

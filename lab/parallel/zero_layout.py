@@ -7,6 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+ALIGNMENT = 64
+"""Bytes. Each parameter begins where a tensor of its own might: on other addresses kernels may
+compute other bits, so that training would part from one process in the first forward."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -34,17 +38,25 @@ class FlatParameters:
         """Move the parameters into the flat tensor; their values stay."""
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         first = numbered[0][1]
-        total = sum(parameter.numel() for _, parameter in numbered)
         self.group = group
         self.numbered = list(numbered)
-        self.length = -(-max(total, 1) // size)
-        """Elements of a rank: ceil(total / N). The last parts may end with unused zeros."""
-        self.padding = size * self.length - total
+        grain = max(1, ALIGNMENT // first.element_size())
+        self.starts: list[int] = []
+        """Where each parameter begins."""
+        self.gaps: list[slice] = []
+        """What belongs to none: between parameters and at the end, zeros."""
+        end = 0
+        for _, parameter in numbered:
+            self.starts.append(-(-end // grain) * grain)
+            self.gaps.append(slice(end, self.starts[-1]))
+            end = self.starts[-1] + parameter.numel()
+        self.length = -(-max(end, 1) // size)
+        """Elements of a rank: ceil(padded total / N)."""
+        self.gaps.append(slice(end, size * self.length))
         self.flat = torch.zeros(size * self.length, dtype=first.dtype, device=first.device)
         self.mine = self.flat[rank * self.length : (rank + 1) * self.length]
         self.pieces: list[Piece] = []
-        place = 0
-        for number, parameter in numbered:
+        for (number, parameter), place in zip(numbered, self.starts, strict=True):
             count = parameter.numel()
             part = self.flat[place : place + count]
             stride = torch.empty_like(parameter, device="meta").stride()
@@ -57,7 +69,6 @@ class FlatParameters:
                 values = nn.Parameter(part[start:end])
                 mine = place + start - rank * self.length
                 self.pieces.append(Piece(number, parameter, start, end, mine, values))
-            place += count
 
 
 def by_kind(numbered: Iterable[tuple[int, nn.Parameter]]) -> list[list[tuple[int, nn.Parameter]]]:

@@ -48,6 +48,10 @@ class Subject:
         self.model = model
         self.optimizer = optimizer
 
+    def trained(self) -> list[nn.Parameter]:
+        """Parameters with gradients: all but the frozen ones."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
     def accumulating(self) -> AbstractContextManager[Any]:
         """Around forward and backward of all microbatches of a step but the last."""
         return nullcontext()
@@ -57,7 +61,7 @@ class Subject:
 
     def gradients(self) -> Tensor:
         """[P] on the CPU, as the optimiser gets them. A collective, as the next two."""
-        return flat(gradient_of(parameter) for parameter in self.model.parameters())
+        return flat(map(gradient_of, self.trained()))
 
     def parameters(self) -> Tensor:
         """[P] on the CPU."""
@@ -65,8 +69,7 @@ class Subject:
 
     def states(self) -> States | None:
         """The optimiser's; None on ranks that get to know only their own part."""
-        states = self.optimizer.state
-        return _joined([states[parameter] for parameter in self.model.parameters()])
+        return _joined([self.optimizer.state[parameter] for parameter in self.trained()])
 
     def close(self) -> None:
         """At the end."""
@@ -188,7 +191,7 @@ class TorchFsdp(Sharded):
 
     def gradients(self) -> Tensor:
         """Gathered."""
-        return flat(_whole(gradient_of(parameter)) for parameter in self.model.parameters())
+        return flat(_whole(gradient_of(parameter)) for parameter in self.trained())
 
     def parameters(self) -> Tensor:
         """Gathered."""
@@ -196,7 +199,7 @@ class TorchFsdp(Sharded):
 
     def states(self) -> States | None:
         """Gathered."""
-        rows = [self.optimizer.state[parameter] for parameter in self.model.parameters()]
+        rows = [self.optimizer.state[parameter] for parameter in self.trained()]
         return _joined([{name: _whole(value) for name, value in row.items()} for row in rows])
 
 
@@ -222,7 +225,8 @@ class OurFsdp(Sharded):
     def states(self) -> States | None:
         """Gathered."""
         states = self.model.optim_state_dict(self.model, self.optimizer)["state"]
-        return _joined([states[name] for name, _ in self.model.named_parameters()])
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        return _joined([states[name] for name in names])
 
     def unsharded_bytes(self) -> int | None:
         """By its own count."""
