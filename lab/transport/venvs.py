@@ -20,7 +20,7 @@ import signal
 import site
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -173,18 +173,18 @@ def _make(folder: Path, requirements: Requirements, progress: Progress) -> None:
     constraints.write_text(f"torch=={torch}\n" if torch else "")
     python = folder / "venv/bin/python"
     create = [sys.executable, "-P", "-m", "venv", "--without-pip", str(folder / "venv")]
-    _run(create, _nobody, "no virtual environment can be made")
+    _must(create, "no virtual environment can be made")
     _share(python)
-    if not _has_pip(python):
+    if _run([str(python), "-P", "-m", "pip", "--version"]) is not None:
         ensurepip = [str(python), "-P", "-m", "ensurepip"]
-        _run(ensurepip, _nobody, "pip is missing, and Python's own copy cannot be installed")
+        _must(ensurepip, "pip is missing, and Python's own copy cannot be installed")
     install = [str(python), "-P", "-m", "pip", "install", "--no-input"]
 
     def show(line: str) -> None:
         if line.lstrip().startswith(_STEPS):
             progress(f"pip: {line.strip()[:_STEP_WIDTH]}")
 
-    output = _run([*install, "-r", str(text), "-c", str(constraints)], show, None)
+    output = _run([*install, "-r", str(text), "-c", str(constraints)], show)
     if output is not None:
         raise LabError(requirements.failure(output, torch))
     partial = folder / f"{_READY}.new"
@@ -199,21 +199,14 @@ def _share(python: Path) -> None:
     (packages / "multinode-lab.pth").write_text(f"import site; {calls}\n")
 
 
-def _has_pip(python: Path) -> bool:
-    argv = [str(python), "-P", "-m", "pip", "--version"]
-    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
+def _must(argv: Sequence[str], complaint: str) -> None:
+    output = _run(argv)
+    if output is not None:
+        raise LabError(f"{complaint}: {' '.join(' '.join(output).split())}")
 
 
-def _nobody(line: str) -> None:
-    del line
-
-
-def _run(argv: list[str], show: Callable[[str], None], complaint: str | None) -> list[str] | None:
-    """Run a command to its end; what it wrote if it failed, None if it did not.
-
-    Raises:
-        LabError: it failed, and there is a complaint.
-    """
+def _run(argv: Sequence[str], show: Callable[[str], None] = lambda _line: None) -> list[str] | None:
+    """Run a command to its end; what it wrote if it failed, None if it did not."""
     output: list[str] = []
     with subprocess.Popen(
         argv,
@@ -233,9 +226,4 @@ def _run(argv: list[str], show: Callable[[str], None], complaint: str | None) ->
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # and the builds that it started
             raise
-    if process.returncode == 0:
-        return None
-    if complaint is not None:
-        reason = " ".join(" ".join(output).split()) or f"{argv[0]} ended with {process.returncode}"
-        raise LabError(f"{complaint}: {reason}")
-    return output
+    return output if process.returncode else None
