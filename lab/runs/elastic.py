@@ -101,7 +101,9 @@ class ElasticAttempt(TorchrunAttempt):
 
     def _lose(self, link: AgentLink, kind: Kind, reason: str) -> None:
         name = link.node.name
-        goes_on = kind == "node-lost" and not self._stopped and self.membership.lose(name)
+        if self._stopped:
+            return  # no news: it had to end
+        goes_on = kind == "node-lost" and self.membership.lose(name)
         if not goes_on:
             self.membership.gave_up = True
             if kind == "node-lost":
