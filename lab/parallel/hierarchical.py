@@ -19,8 +19,10 @@ https://arxiv.org/abs/1811.05233 (several leaders: there a 2D torus); Jia et al.
 Deep Learning Training System with Mixed-Precision", 2018, https://arxiv.org/abs/1807.11205.
 """
 
+import math
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -40,11 +42,13 @@ Algorithm = Literal["auto", "hierarchical", "flat"]
 CHUNK_BYTES = 1024 * 1024
 """16 MiB among 2 nodes of 2 ranks over 200 Mbit/s took 708 to 715 ms with anything from 256 KiB to
 2 MiB (flat 1087 ms); on loopback, where copies count, 88, 63, 47 and 46 ms (flat 47 ms)."""
-CROSSOVER_BYTES = 4 * 1024
-"""`auto` takes the backend's own all-reduce below.
+SMALL_BYTES = 512 * 1024
+"""Up to here `auto` takes it for its fewer rounds: at 1 to 256 KiB 0.4 to 0.7 times flat's time, on
+loopback as well. Above, bytes decide: 200 Mbit/s made it 1.5 to 1.8 times faster at 16 MiB, but on
+loopback, where copies are all there is, it took 1.0 to 1.4 times as long. So that is measured."""
 
-It has fewer rounds as well: with 2 nodes of 4 ranks 7 to 11 ms against 30 ms at 4 KiB.
-"""
+TRIAL_BYTES = 4 * 1024 * 1024
+TRIALS = 2
 
 IN_FLIGHT = 3
 """Chunks under way at once, one in each stage. As many places has the shared memory."""
@@ -68,6 +72,7 @@ class HierarchicalAllReduce:
         leaders: int = 1,
         chunk_bytes: int = CHUNK_BYTES,
         deadline: timedelta = DEADLINE,
+        measure: bool = True,
     ) -> None:
         """Find out who is where, and share memory within each node. A collective.
 
@@ -79,6 +84,9 @@ class HierarchicalAllReduce:
                 share the work and cost messages: one was as fast or faster on 2 cores.
             chunk_bytes: how much goes through the stages at once.
             deadline: the longest wait for any one message or signal.
+            measure: send 4 MiB each way a few times, where several ranks share each of several
+                nodes, to see which way `auto` should take for large tensors. That takes a second
+                at 200 Mbit/s. False: it takes the one with fewer bytes, the hierarchical.
 
         Raises:
             ValueError: more leaders than a node has ranks, or fewer than one.
@@ -120,12 +128,31 @@ class HierarchicalAllReduce:
             listener.close()
         self._chunks_before = 0
         self._background = ThreadPoolExecutor(1, "hierarchical-all-reduce")
+        self.pays = len(self.nodes) > 1 and max(map(len, self.nodes)) > 1
+        """Whether there is something to gain: several nodes, and several ranks on one."""
+        self.pays_when_large = self.pays and (not measure or self._is_faster())
 
     def choose(self, tensor: Tensor) -> Literal["hierarchical", "flat"]:
         """What `auto` takes for this tensor: the same on all ranks."""
-        pays = len(self.nodes) > 1 and max(map(len, self.nodes)) > 1
-        pays = pays and tensor.device.type == "cpu" and tensor.nbytes >= CROSSOVER_BYTES
-        return "hierarchical" if pays else "flat"
+        pays = self.pays if tensor.nbytes <= SMALL_BYTES else self.pays_when_large
+        return "hierarchical" if pays and tensor.device.type == "cpu" else "flat"
+
+    def _is_faster(self) -> bool:
+        """Try both ways; all ranks find the same."""
+        tensor = torch.zeros(TRIAL_BYTES // 4)
+        best = torch.full((2,), math.inf)
+        for _ in range(TRIALS):
+            dist.barrier(self._own_group)
+            begin = time.perf_counter()
+            self.all_reduce(tensor, algorithm="hierarchical")
+            middle = time.perf_counter()
+            dist.barrier(self._own_group)
+            start = time.perf_counter()
+            dist.all_reduce(tensor, group=self._own_group)
+            taken = torch.tensor([middle - begin, time.perf_counter() - start])
+            best = torch.minimum(best, taken)
+        dist.all_reduce(best, op=dist.ReduceOp.MAX, group=self._own_group)
+        return bool(best[0] < best[1])
 
     def all_reduce(self, tensor: Tensor, *, algorithm: Algorithm = "auto") -> Traffic:
         """Replace each rank's tensor by the sum of all, in place.

@@ -1,6 +1,7 @@
 """The hierarchical all-reduce among real ranks, which say that they are on several nodes."""
 
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -57,7 +59,9 @@ def all_reduces(layout: str) -> Results:
     found = {}
     fewest = min(layout.count(node) for node in layout)
     for leaders in {1, fewest}:
-        reducer = HierarchicalAllReduce(node=layout[rank], leaders=leaders, chunk_bytes=4096)
+        reducer = HierarchicalAllReduce(
+            node=layout[rank], leaders=leaders, chunk_bytes=4096, measure=False
+        )
         for count in SIZES:
             tensor = values(rank, count)
             traffic = reducer.all_reduce(tensor, algorithm="hierarchical")
@@ -98,22 +102,47 @@ def test_all_ranks_get_the_sum_by_nodes_bitwise(ranks: RankPool, name: str) -> N
         assert sum(t.sent_bytes > 0 for t in traffic) <= leaders * nodes
 
 
-def choices(layout: str) -> list[str]:
-    reducer = HierarchicalAllReduce(node=layout[dist.get_rank()])
-    sizes = (1, hierarchical.CROSSOVER_BYTES // 4, 2**20)
-    for size in sizes:
+def choices(layout: str, device: str) -> list[str]:
+    reducer = HierarchicalAllReduce(node=layout[dist.get_rank()], measure=False)
+    found: list[str] = []
+    for size in (1, hierarchical.SMALL_BYTES // 4, 2**20):
         tensor = torch.ones(size)
         traffic = reducer.all_reduce(tensor)
         assert torch.equal(tensor, torch.full((size,), float(len(layout))))
-        flat = reducer.choose(tensor) == "flat"
-        assert not flat or traffic.sent_bytes == 2 * (len(layout) - 1) * 4 * size // len(layout)
-    return [reducer.choose(torch.empty(size)) for size in sizes]
+        if reducer.choose(tensor) == "flat":
+            assert traffic.sent_bytes == 2 * (len(layout) - 1) * 4 * size // len(layout)
+        found.append(reducer.choose(torch.empty(size, device=device)))
+    return found
 
 
 def test_auto_takes_it_where_it_pays(ranks: RankPool) -> None:
-    assert ranks.run(4, choices, "aabb") == [["flat", "hierarchical", "hierarchical"]] * 4
-    assert ranks.run(3, choices, "abc") == [["flat"] * 3] * 3, "nothing to add inside"
-    assert ranks.run(3, choices, "aaa") == [["flat"] * 3] * 3, "nothing slow between"
+    assert ranks.run(4, choices, "aabb", "cpu") == [["hierarchical"] * 3] * 4
+    assert ranks.run(4, choices, "aabb", "meta") == [["flat"] * 3] * 4, "not in CPU memory"
+    assert ranks.run(3, choices, "abc", "cpu") == [["flat"] * 3] * 3, "nothing to add inside"
+    assert ranks.run(3, choices, "aaa", "cpu") == [["flat"] * 3] * 3, "nothing slow between"
+
+
+def measured(slowest: str) -> list[str]:
+    """Only rank 3 finds one way slow, the others see no difference."""
+    seconds = [1.0, 1.0]
+    if dist.get_rank() == 3:
+        seconds[0 if slowest == "hierarchical" else 1] = 2.0
+    calls = itertools.count()
+
+    def perf_counter() -> float:
+        call = next(calls)
+        return seconds[call // 2 % 2] if call % 2 else 0.0
+
+    with patch("time.perf_counter", perf_counter):
+        reducer = HierarchicalAllReduce(node="aabb"[dist.get_rank()])
+    assert next(calls) == 4 * hierarchical.TRIALS
+    small, large = torch.empty(hierarchical.SMALL_BYTES // 4), torch.empty(2**20)
+    return [reducer.choose(small), reducer.choose(large)]
+
+
+def test_auto_measures_what_is_faster_for_large_tensors(ranks: RankPool) -> None:
+    assert ranks.run(4, measured, "flat") == [["hierarchical", "hierarchical"]] * 4
+    assert ranks.run(4, measured, "hierarchical") == [["hierarchical", "flat"]] * 4
 
 
 def in_a_subgroup() -> float:
@@ -154,7 +183,9 @@ def train(layout: str) -> tuple[list[Tensor], list[Tensor]]:
     for hooked in (True, False):
         torch.manual_seed(0)
         model = DDP(nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)]), bucket_cap_mb=0.01)
-        reducer = HierarchicalAllReduce(node=layout[dist.get_rank()], chunk_bytes=4096)
+        reducer = HierarchicalAllReduce(
+            node=layout[dist.get_rank()], chunk_bytes=4096, measure=False
+        )
         if hooked:
             model.register_comm_hook(reducer, comm_hooks.hierarchical_hook)
         inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(dist.get_rank()))
@@ -177,7 +208,7 @@ def test_as_a_communication_hook(ranks: RankPool) -> None:
 def many_chunks() -> Tensor:
     rank = dist.get_rank()
     reducer = HierarchicalAllReduce(
-        node="aaab"[rank], leaders=1, chunk_bytes=64, deadline=timedelta(seconds=15)
+        node="aaab"[rank], chunk_bytes=64, deadline=timedelta(seconds=15), measure=False
     )
     tensor = values(rank, 16 * 700)
     reducer.all_reduce(tensor, algorithm="hierarchical")
