@@ -20,8 +20,6 @@ Deep Learning Training System with Mixed-Precision", 2018, https://arxiv.org/abs
 """
 
 import math
-import os
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -34,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lab.parallel.node_memory import Listener, NodeMemory
+from lab.parallel.node_memory import Listener, NodeMemory, node_from_environment
 from lab.parallel.wire import DEADLINE, Traffic, Wire, flat_view, split_evenly
 
 Algorithm = Literal["auto", "hierarchical", "flat"]
@@ -291,14 +289,6 @@ class Pending:
         """Wait for its end, and give the tensor, which then holds the sum."""
         self.finish()
         return self.tensor
-
-
-def node_from_environment() -> str:
-    """The name or number of this rank's node: the same on all its ranks, and only there."""
-    for name in ("GROUP_RANK", "SLURM_NODEID"):
-        if name in os.environ:
-            return os.environ[name]
-    return socket.gethostname()
 
 
 def _add_up(tensors: list[Tensor], total: Tensor) -> None:

@@ -23,6 +23,14 @@ import torch
 from torch import Tensor
 
 
+def node_from_environment() -> str:
+    """The name or number of this rank's node: the same on all its ranks, and only there."""
+    for name in ("GROUP_RANK", "SLURM_NODEID"):
+        if name in os.environ:
+            return os.environ[name]
+    return socket.gethostname()
+
+
 class Listener:
     """Where this rank can be reached by the others of its node, before they share memory."""
 

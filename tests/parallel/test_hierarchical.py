@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lab.parallel import DDP, HierarchicalAllReduce, comm_hooks, hierarchical
+from lab.parallel import DDP, HierarchicalAllReduce, comm_hooks, hierarchical, node_memory
 from lab.parallel.wire import Traffic
 from tests.ranks import RankError, RankPool
 
@@ -165,7 +165,7 @@ def places(names: Sequence[tuple[str, str]]) -> str:
         os.environ.pop(name, None)
     os.environ.update(names)
     try:
-        return hierarchical.node_from_environment()
+        return node_memory.node_from_environment()
     finally:
         for name, _ in names:
             del os.environ[name]
