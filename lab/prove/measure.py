@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from lab.prove.memory import LiveBytes
 from lab.prove.recipe import Recipe
 from lab.prove.resources import Memory, Wire, held_formula, unsharded_formula, wire_formula
-from lab.prove.subjects import Subject, on_ranks
+from lab.prove.subjects import Subject
 from lab.prove.wire import received_bytes
+from lab.prove.wrapping import on_ranks
 from lab.training.world import World
 
 UNITS, WIDTH = 6, 192

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from lab.parallel import fsdp_round_trip_sketch
 from lab.prove.recipe import Recipe
 from lab.prove.report import RoundTrip
-from lab.prove.subjects import Sharded, on_ranks
+from lab.prove.sharded import Sharded
+from lab.prove.wrapping import on_ranks
 from lab.training.wine import WineClassifier
 from lab.training.world import World
 

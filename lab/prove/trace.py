@@ -23,7 +23,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lab.prove.recipe import Recipe
-from lab.prove.subjects import States, Subject, gradient_of, on_ranks, one_process
+from lab.prove.subjects import States, Subject, gradient_of
+from lab.prove.wrapping import on_ranks, one_process
 from lab.training.data import Sample, wine_split
 from lab.training.wine import WineClassifier
 from lab.training.world import World

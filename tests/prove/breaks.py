@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lab.parallel import FullyShardedDataParallel, MinimalDDP, ZeroRedundancyOptimizer
 from lab.parallel.buckets import Bucket
 from lab.parallel.comm_hooks import Pending, Work, ordered_hook
-from lab.prove import Recipe, subjects, trace, worker
+from lab.prove import Recipe, trace, worker, wrapping
 
 
 class SkippedSync(MinimalDDP):
@@ -129,7 +129,7 @@ class Break(NamedTuple):
 
 
 def _in(name: str, fault: Any) -> Callable[[], AbstractContextManager[Any]]:
-    return lambda: patch.object(subjects, name, fault)
+    return lambda: patch.object(wrapping, name, fault)
 
 
 BREAKS: dict[str, Break] = {

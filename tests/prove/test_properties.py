@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from lab.prove import Recipe
 from lab.prove.round_trip import same_bits
-from lab.prove.subjects import Sharded, Subject, gradient_of, on_ranks, one_process
+from lab.prove.sharded import Sharded
+from lab.prove.subjects import Subject, gradient_of
+from lab.prove.wrapping import on_ranks, one_process
 from tests.ranks import RankPool
 
 Tree = tuple[Any, ...]
