@@ -74,14 +74,19 @@ def plain(shown: str) -> str:
 
 
 WAIT = """
-import signal, sys, time
+import os, signal, sys, time
 def end(*_):
     print("saved", flush=True)
     sys.exit(0)
 signal.signal(signal.SIGTERM, end)
-print("ready", flush=True)
+print("ready" + os.environ["RANK"], flush=True)
 time.sleep(1000)
 """
+
+
+def wait_for_both(lab: Lab) -> None:
+    for rank in range(2):
+        wait_for_output(lab, f"ready{rank}")
 
 
 def test_a_terminal_that_is_not_read_loses_nothing(lab: Lab, terminals: list[Terminal]) -> None:
@@ -100,13 +105,13 @@ def test_a_terminal_that_is_not_read_loses_nothing(lab: Lab, terminals: list[Ter
 def test_a_closed_terminal_ends_the_run_in_order(lab: Lab, terminals: list[Terminal]) -> None:
     terminal = Terminal(lab, "run", "-t", "pair", "--on", "local", lab.script(WAIT))
     terminals.append(terminal)
-    wait_for_output(lab, "ready")
+    wait_for_both(lab)
     terminal.close()
     assert terminal.process.wait(60) == 128 + signal.SIGHUP
     assert verdict(lab)["kind"] == "interrupted"
     for rank in range(2):
         said = (lab.runs()[0] / f"node{rank}" / f"rank{rank}.out").read_text()
-        assert said == "ready\nsaved\n"
+        assert said == f"ready{rank}\nsaved\n"
     assert living(lab) == []
 
 
@@ -128,7 +133,7 @@ def test_ctrl_c_on_a_terminal_reaches_ranks_as_a_request(
 ) -> None:
     terminal = Terminal(lab, "run", "-t", "pair", "--on", "local", lab.script(WAIT))
     terminals.append(terminal)
-    wait_for_output(lab, "ready")
+    wait_for_both(lab)
     terminal.press(b"\x03")
     shown = plain(terminal.read())
     assert terminal.process.wait(60) == 130
