@@ -30,6 +30,8 @@ Names and defaults of the arguments are torch's
 - Every forward and backward gathers and reduces all units, in one order, whether this rank uses
   them or not; so ranks that skip different units do not wait for each other for ever.
 - The next unit is gathered in advance in forward, too: a CPU has no streams that run ahead.
+- Checkpointing of either kind may be inside a unit or around one. A checkpoint around several, or
+  several reentrant ones with the same unit, are right as well, but gradients may travel twice.
 
 Sources: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023,
 https://arxiv.org/abs/2304.11277; Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training

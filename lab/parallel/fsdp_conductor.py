@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
 
-from lab.parallel.fsdp_order import Agreement, Order, Program
+from lab.parallel.fsdp_order import Agreement, Order, Program, is_around
 from lab.parallel.fsdp_unit import Unit
 from lab.parallel.graph import tensors_in
 
@@ -114,8 +114,9 @@ class Conductor:
             self._arrive(unit)
             yield
             return
-        if self._with_grad and not torch.is_grad_enabled():
-            unit.hidden_forwards += 1
+        if self._with_grad:
+            unit.forwards += 1
+            unit.in_checkpoints |= not torch.is_grad_enabled()
         self._collectives.need(unit)
         unit.show_full()
         if self._forward_prefetch:
@@ -174,10 +175,10 @@ class Conductor:
                 "and here they are freed: second derivatives are not supported"
             )
         self._begin_backward()
-        for other in self._maybe_done:
-            if other is not unit:
-                self._done(other)
-        self._maybe_done = [other for other in self._maybe_done if other is unit]
+        left = [other for other in self._maybe_done if not is_around(self._parents, other, unit)]
+        for other in left:
+            self._maybe_done.remove(other)
+            self._done(other)
         assert self._collectives is not None
         self._collectives.need(unit)
         unit.show_full()
@@ -186,9 +187,11 @@ class Conductor:
 
     def _gradient_came(self, unit: Unit) -> None:
         self._begin_backward()
+        in_checkpoint = _backward_id() != self._backward_id
+        unit.in_checkpoints |= in_checkpoint
         if unit.waiting:
             return
-        if _backward_id() != self._backward_id and not unit.recomputed:
+        if in_checkpoint and not unit.recomputed:
             # From a reentrant checkpoint inside the unit, and there may be more of these.
             if unit not in self._maybe_done:
                 self._maybe_done.append(unit)
@@ -198,8 +201,8 @@ class Conductor:
     def _done(self, unit: Unit) -> None:
         """All gradients of a unit are there. What comes nevertheless is sent at the end."""
         assert isinstance(self._collectives, Program)
-        if unit.hidden_forwards > 1:
-            return  # several reentrant checkpoints used it, and each gives gradients
+        if unit.gets_several:
+            return
         self._free_if_done(unit)
         if self._backward_prefetch == "BACKWARD_POST":
             self._collectives.prefetch()
@@ -207,7 +210,7 @@ class Conductor:
             self._collectives.ready(unit)
 
     def _free_if_done(self, unit: Unit) -> None:
-        if not unit.waiting and not unit.uses and unit.hidden_forwards <= 1:
+        if not unit.waiting and not unit.uses and not unit.gets_several:
             unit.free()
 
     def _finish_backward(self) -> None:

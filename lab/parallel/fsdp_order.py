@@ -71,7 +71,7 @@ class Order:
         """Enter a unit before those inside it, the last ones first, and leave it after them."""
         groups: list[list[Unit]] = []
         for unit in units:
-            if groups and self._is_around(groups[-1][0], unit):
+            if groups and is_around(self.parents, groups[-1][0], unit):
                 groups[-1].append(unit)
             else:
                 groups.append([unit])
@@ -80,9 +80,13 @@ class Order:
             yield from self._backwards(inside)
             yield Verb.REDUCE, outer
 
-    def _is_around(self, outer: Unit, unit: Unit) -> bool:
-        parent = self.parents.get(unit)
-        return parent is not None and (parent is outer or self._is_around(outer, parent))
+
+def is_around(parents: Mapping[Unit, Unit], outer: Unit, unit: Unit) -> bool:
+    """Whether a unit is another one or inside it."""
+    inside: Unit | None = unit
+    while inside is not None and inside is not outer:
+        inside = parents.get(inside)
+    return inside is outer
 
 
 def _one_gather_ahead(steps: Sequence[Step]) -> list[Step]:

@@ -79,8 +79,10 @@ class Unit:
         """A backward is over."""
         self.uses = 0
         """Forwards whose backward may still need frozen parameters."""
-        self.hidden_forwards = 0
-        """Forwards without gradients in a forward with: each in a reentrant checkpoint."""
+        self.forwards = 0
+        """Since the last backward."""
+        self.in_checkpoints = False
+        """A reentrant checkpoint is around one of them, or inside."""
         self.recomputed = False
         """A checkpoint has called forward in this backward."""
 
@@ -118,6 +120,11 @@ class Unit:
     def gathered(self) -> bool:
         """Whether the full parameters are there or on the way."""
         return all(flat.gathered for flat in self.flats)
+
+    @property
+    def gets_several(self) -> bool:
+        """Whether backward may come back to it after all its parameters have got gradients."""
+        return self.forwards > 1 and self.in_checkpoints
 
     @property
     def has_gradients(self) -> bool:

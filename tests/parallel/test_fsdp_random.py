@@ -147,7 +147,29 @@ def compare(plan: dict[str, Any], options: dict[str, Any], parts: int) -> None:
     expected = alone.state_dict()
     assert state.keys() == expected.keys()
     for name, value in expected.items():
-        assert torch.equal(state[name], value), name
+        if exact(plan):
+            assert torch.equal(state[name], value), name
+        else:
+            torch.testing.assert_close(state[name], value, rtol=1e-2, atol=1e-3)
+
+
+def exact(plan: dict[str, Any]) -> bool:
+    """Whether each unit's gradients are sent at once.
+
+    Not those of units that a checkpoint recomputes together, or that several reentrant ones use.
+    """
+
+    def anywhere(key: str, value: bool, plan: dict[str, Any]) -> bool:
+        found = plan.get(key) is value
+        return found or any(anywhere(key, value, part) for part in plan.get("parts", ()))
+
+    def together(plan: dict[str, Any]) -> bool:
+        parts = plan.get("parts", ())
+        around = plan.get("checkpoint") is not None
+        return any((around and anywhere("wrap", True, p)) or together(p) for p in parts)
+
+    twice = anywhere("checkpoint", True, plan) and anywhere("twice", True, plan)
+    return not twice and not together(plan)
 
 
 OPTIONS = st.fixed_dictionaries(
