@@ -43,16 +43,17 @@ def show_matrix(matrix: "Matrix") -> None:
     console = Console(soft_wrap=True, highlight=False)
     head = (
         "proof",
-        "demanded",
-        "gradient\n|diff|",
-        "parameter\n|diff|",
-        "optimiser\n|diff|",
-        "bytes /\nformula",
-        "memory /\nformula",
-        "holds",
+        "must",
+        "grad.\n|diff|",
+        "param.\n|diff|",
+        "optim.\n|diff|",
+        "bytes /\nform.",
+        "memory\n/ form.",
+        "ok",
     )
     console.print(_table(head, [_matrix_cells(report) for report in matrix.reports], bounded=False))
-    console.print("bytes: received in a step; memory: parameters, gradients and states of a rank")
+    console.print("must: every bit, or within that part of the largest value; bytes: received")
+    console.print("in a step; memory: a rank's parameters, gradients and states; form.: by formula")
     for report in matrix.failed:
         console.print(f"{report.recipe.title}: {report.verdict}", style="red")
     _print_verdict(console, matrix.verdict, matrix.ok)
@@ -66,7 +67,7 @@ def _matrix_cells(report: "Report") -> tuple[str, ...]:
     ratio = report.wire.ratio
     cells = (
         report.recipe.title,
-        report.demand.words,
+        "bits" if report.demand.bitwise else f"{report.demand.tolerance:.0e}",
         f"{report.gradient_difference:.1e}",
         f"{report.parameter_difference:.1e}",
         f"{report.optimizer_difference:.1e}",
@@ -188,7 +189,7 @@ def _table(
 ) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
-        left = column in ("node", "proof", "demanded")
+        left = column in ("node", "proof", "must")
         table.add_column(column, justify="left" if left else "right", no_wrap=True)
     some = bounded and len(rows) > SHOWN
     for index, row in enumerate(rows):

@@ -127,8 +127,14 @@ class Recipe:
     @property
     def title(self) -> str:
         """What distinguishes it from others, in short."""
-        told = [f"{name}={value}" for name, value in self._chosen() if name in METHOD_OPTIONS]
-        return " ".join([self.parallel, self.impl, *told])
+        words: list[str] = [self.parallel] + [self.impl] * (self.impl != "ours")
+        for name, value in self._chosen():
+            if name in METHOD_OPTIONS:
+                told = f"{name}={value}"
+                if isinstance(value, bool):
+                    told = name if value else f"no {name}"
+                words.append(told)
+        return " ".join(words)
 
     def arguments(self) -> list[str]:
         """The worker's command line."""
