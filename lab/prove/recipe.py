@@ -115,7 +115,7 @@ class Recipe:
         ordered = self.all_reduce == "ordered" or self.parallel in ("fsdp", "zero2")
         if self.impl == "ours" and ordered and self.mean != "divide_then_sum":
             return Demand(True, 0.0, "sums in rank order")
-        return Demand(False, TOLERANCE, "in another order")
+        return Demand(False, TOLERANCE, "added in another order")
 
     @property
     def training(self) -> "Recipe":

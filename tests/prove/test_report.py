@@ -25,8 +25,8 @@ def test_the_verdict_in_words() -> None:
     assert GOOD.ok
     assert GOOD.verdict == (
         "equal to one process: max |difference| of gradients 3.0e-08, of parameters 1.2e-07, of "
-        "optimiser states 6.0e-09; demanded: 1e-06 relative (in another order), on 4 ranks / 4 "
-        "nodes"
+        "optimiser states 6.0e-09; demanded: 1e-06 relative (added in another order), on "
+        "4 ranks / 4 nodes"
     )
 
 
