@@ -263,11 +263,8 @@ class FlatParameter:
         self._reducing = None
         self.meter.gradients.add(-message.nbytes - contributions.nbytes)
         for slot in self.slots:
-            part = total[slot.place]
-            if slot.sharded.grad is None:
-                slot.sharded.grad = part
-            else:
-                slot.sharded.grad += part
+            part, before = total[slot.place], slot.sharded.grad
+            slot.sharded.grad = part if before is None else before.add_(part)
 
     def _new_gradients(self) -> Tensor:
         gradients = self.full.new_empty(self.full.shape, dtype=self.reduce_dtype)
@@ -298,8 +295,5 @@ class FlatParameter:
 def in_memory_order(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
     """The elements as [numel] in the order of memory that these strides give. A view if it can."""
     if tensor.stride() != stride:
-        ordered = torch.empty_strided(
-            tensor.shape, stride, dtype=tensor.dtype, device=tensor.device
-        )
-        tensor = ordered.copy_(tensor)
+        tensor = tensor.new_empty_strided(tensor.shape, stride).copy_(tensor)
     return tensor.detach().as_strided((tensor.numel(),), (1,))

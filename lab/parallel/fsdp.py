@@ -57,7 +57,7 @@ from lab.parallel.fsdp_options import (
     group_of,
     reshards_after_forward,
 )
-from lab.parallel.fsdp_unit import Unit
+from lab.parallel.fsdp_unit import Unit, device_of
 from lab.parallel.fsdp_wrap import (
     buffers_of,
     clean_name,
@@ -267,7 +267,7 @@ class FullyShardedDataParallel(ShardedModule):
 
     def _norm(self, parts: list[Tensor], whole: list[Tensor], p: float) -> Tensor:
         """Over this rank's parts, all others', and what every rank has whole."""
-        device = self._unit.device
+        device = device_of(self._own_conductor.units)
 
         def norm_of(gradients: list[Tensor]) -> Tensor:
             norms = [

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from lab.parallel.fsdp_order import Agreement, Order, Program, is_around
-from lab.parallel.fsdp_unit import Unit
+from lab.parallel.fsdp_unit import Unit, device_of
 from lab.parallel.graph import tensors_in
 
 
@@ -226,8 +226,8 @@ class Conductor:
 
     def _reduce_late(self) -> None:
         """Gradients that came after their unit's had been sent, on any rank."""
-        late = torch.tensor([unit.has_gradients for unit in self.units], dtype=torch.uint8)
-        late = late.to(self.outermost.device)
+        flags = [unit.has_gradients for unit in self.units]
+        late = torch.tensor(flags, dtype=torch.uint8, device=device_of(self.units))
         dist.all_reduce(late, op=dist.ReduceOp.MAX, group=self._group)
         for unit, is_late in zip(self.units, late.tolist(), strict=True):
             if is_late:

@@ -14,7 +14,7 @@ from enum import Enum, auto
 import torch
 import torch.distributed as dist
 
-from lab.parallel.fsdp_unit import Unit
+from lab.parallel.fsdp_unit import Unit, device_of
 
 
 class Verb(Enum):
@@ -213,8 +213,7 @@ class Agreement:
     def _gather_one(self, wanted: int) -> bool:
         """One round: False where no rank wants any."""
         size = dist.get_world_size(self._group)
-        device = self._units[0].device
-        mine = torch.tensor([wanted], device=device)
+        mine = torch.tensor([wanted], device=device_of(self._units))
         everybodys = [torch.empty_like(mine) for _ in range(size)]
         dist.all_gather(everybodys, mine, group=self._group)
         numbers = [number for number in map(int, everybodys) if number != self.NOTHING]

@@ -4,7 +4,7 @@ Each module wrapped in FullyShardedDataParallel is one, less what is wrapped ins
 flat parameter for each dtype, and one more where some of the parameters are frozen.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -60,7 +60,6 @@ class Unit:
             )
             for (_, compute, _), members in kinds.items()
         ]
-        self.device = self.flats[0].device if self.flats else torch.device("cpu")
         self.conductor: Any = None
         """That of the last forward."""
         self.is_whole = False
@@ -222,6 +221,11 @@ class Unit:
         """Forget what was collected or is under way."""
         for flat in self.flats:
             flat.drop_gradients()
+
+
+def device_of(units: Iterable[Unit]) -> torch.device:
+    """Where they compute, and where the backend's messages are."""
+    return next((flat.device for unit in units for flat in unit.flats), torch.device("cpu"))
 
 
 def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
