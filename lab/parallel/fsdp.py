@@ -69,7 +69,7 @@ from lab.parallel.fsdp_wrap import (
     units_by_policy,
     wrap_inside,
 )
-from lab.parallel.graph import converted_to
+from lab.parallel.graph import converted_to, moved_to
 from lab.parallel.replicas import broadcast_, check_replicas, layout_of
 
 
@@ -205,6 +205,8 @@ class FullyShardedDataParallel(ShardedModule):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward on this rank's part of the batch. A collective.
 
+        On a GPU, forward and backward are to stay on one stream.
+
         Raises:
             RuntimeError: a unit is used again after it was freed, unlike in the first forward.
         """
@@ -213,6 +215,9 @@ class FullyShardedDataParallel(ShardedModule):
             cast = self._precision.cast_forward_inputs
             return self._forward(conductor, cast, args, kwargs)
         cast = self._precision.cast_root_forward_inputs
+        device = device_of(self._own_conductor.units)
+        if device.type != "cpu":
+            args, kwargs = moved_to(device, args), moved_to(device, kwargs)
         with self._own_conductor.forward(self.training):
             return self._forward(self._own_conductor, cast, args, kwargs)
 
