@@ -24,11 +24,14 @@ Names and defaults of the arguments are torch's
 (torch/distributed/fsdp/fully_sharded_data_parallel.py). Differences:
 
 - Parameters keep their names and are always separate, as with torch's use_orig_params=True.
-- A step sends at most 3(N-1)/N of the parameters' bytes per rank, with gloo as well.
+- A step sends (N-1)/N of each unit's padded bytes for a gather, again for backward (not for the
+  outermost unit), and for its gradients, per rank, with gloo as well; and a byte a unit.
+- Beside its shards a rank holds the outermost unit, those around the one that computes, that one
+  and the next: no more. `meter` counts it.
 - Gradients are summed in rank order, then divided: bitwise what one process gets that accumulates
   the ranks' batches. A parameter without a gradient counts as zeros, also where no rank has one.
 - Every forward and backward gathers and reduces all units, in one order, whether this rank uses
-  them or not; so ranks that skip different units do not wait for each other for ever.
+  them or not, so ranks may skip different ones; but all must run backward, if any does.
 - The next unit is gathered in advance in forward, too: a CPU has no streams that run ahead.
 - Checkpointing of either kind may be inside a unit or around one. A checkpoint around several, or
   several reentrant ones with the same unit, are right as well, but gradients may travel twice.
@@ -59,7 +62,7 @@ from lab.parallel.fsdp_options import (
 )
 from lab.parallel.fsdp_unit import Unit, device_of
 from lab.parallel.fsdp_wrap import (
-    buffers_of,
+    agree,
     clean_name,
     compute_dtype,
     convert_buffers,
@@ -70,11 +73,10 @@ from lab.parallel.fsdp_wrap import (
     wrap_inside,
 )
 from lab.parallel.graph import converted_to, moved_to
-from lab.parallel.replicas import broadcast_, check_replicas, layout_of
 
 
 class FullyShardedDataParallel(ShardedModule):
-    """A module whose parameters are spread over the ranks, but for the time in which they are used.
+    """A module whose parameters are spread over the ranks while they are not in use.
 
     Outside of forward and backward, `parameters()` are this rank's parts, of shape [elements].
     """
@@ -118,8 +120,8 @@ class FullyShardedDataParallel(ShardedModule):
             sync_module_states: start from rank 0's values. Otherwise each rank's part comes from
                 its own.
             forward_prefetch: gather the next unit while one computes in forward, too.
-            limit_all_gathers: for scripts written for torch. Always so here: one in advance.
-            use_orig_params: for scripts written for torch. Always so here.
+            limit_all_gathers: always so here: one in advance.
+            use_orig_params: always so here.
             ignored_states: as ignored_modules, or parameters.
             device_mesh: of one dimension, instead of a process group.
 
@@ -155,22 +157,15 @@ class FullyShardedDataParallel(ShardedModule):
             )
 
         own = list(own_modules(module, lambda m: m in ignored or isinstance(m, type(self))))
-        self._not_ours = {id(state) for state in not_ours}
-        prepare(own, self._not_ours, device_id, param_init_fn)
-        slots = slots_of(own, self._not_ours)
+        ids = {id(state) for state in not_ours}
+        prepare(own, ids, device_id, param_init_fn)
+        slots = slots_of(own, ids)
         if slots and isinstance(module, nn.ModuleList | nn.ModuleDict):
             raise ValueError(
                 f"a {type(module).__name__} has no forward to gather parameters for: wrap the "
                 "modules in it, or the one around it"
             )
-        buffers = buffers_of(own)
-        rows = [("option sharding_strategy", "FULL_SHARD" if reshard else "SHARD_GRAD_OP")]
-        rows += [(f"parameter {slot.name}", layout_of(slot.sharded)) for slot in slots]
-        rows += [(f"buffer {name}", layout_of(buffer)) for name, buffer in buffers]
-        check_replicas(rows, group)
-        if sync_module_states:
-            tensors = [slot.sharded for slot in slots] + [buffer for _, buffer in buffers]
-            broadcast_(tensors, 0, group)
+        agree(own, slots, "FULL_SHARD" if reshard else "SHARD_GRAD_OP", group, sync_module_states)
         convert_buffers(own, self._precision)
 
         self._fsdp_wrapped_module = module

@@ -4,11 +4,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import nn
 
 from lab.parallel.flat_parameter import Slot
 from lab.parallel.fsdp_options import MixedPrecision
 from lab.parallel.fsdp_unit import SHARDED_IN
+from lab.parallel.replicas import broadcast_, check_replicas, layout_of
 
 PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """Of wrappers, in names of parameters that should be the bare model's."""
@@ -157,14 +159,32 @@ def _check(name: str, parameter: nn.Parameter) -> None:
         )
 
 
-def buffers_of(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, Tensor]]:
-    """Names and buffers of these modules."""
-    return [
+def agree(
+    modules: Sequence[tuple[str, nn.Module]],
+    slots: Sequence[Slot],
+    strategy: str,
+    group: dist.ProcessGroup | None,
+    sync: bool,
+) -> None:
+    """Make sure that all ranks have the same parameters and buffers; with `sync`, rank 0's values.
+
+    Raises:
+        ValueError: they differ. On every rank.
+    """
+    buffers = [
         (clean_name(prefix + name), buffer)
         for prefix, owner in modules
         for name, buffer in owner._buffers.items()
         if buffer is not None
     ]
+    rows = [("option sharding_strategy", strategy)]
+    rows += [(f"parameter {slot.name}", layout_of(slot.sharded)) for slot in slots]
+    rows += [(f"buffer {name}", layout_of(buffer)) for name, buffer in buffers]
+    check_replicas(rows, group)
+    if sync:
+        broadcast_(
+            [*(slot.sharded for slot in slots), *(buffer for _, buffer in buffers)], 0, group
+        )
 
 
 # Dtypes.
