@@ -52,7 +52,16 @@ def run_all(out: Path, *arguments: str) -> int:
     return worker.main(["--all", "--quiet", "--steps", "2", "--out", str(out), *arguments])
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize(
+    "options", ["", "--all-reduce ordered", "--parallel zero2", "--parallel fsdp"]
+)
+def test_eight_ranks(ranks: RankPool, tmp_path: Path, options: str) -> None:
+    out = tmp_path / "report.json"
+    assert ranks.run(8, run_worker, "none", out, *options.split(), "--steps", "3") == [0] * 8
+    assert read(out).bitwise is bool(options)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_every_method_with_every_option_equals_one_process(
     ranks: RankPool, tmp_path: Path, world_size: int
 ) -> None:
