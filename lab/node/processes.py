@@ -103,10 +103,18 @@ def signal_group(pid: int, number: int) -> None:
 def children(pid: int) -> list[int]:
     """The living children of a process (Linux; elsewhere none)."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += map(int, task.read_text().split())
+    for thread in threads(pid):
+        with contextlib.suppress(OSError):  # it has ended
+            found += map(int, (thread / "children").read_text().split())
     return found
+
+
+def threads(pid: int) -> list[Path]:
+    """The folder in /proc of each thread of a process; none where it has ended (Linux)."""
+    try:
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return []
 
 
 def descendants(pid: int) -> list[int]:

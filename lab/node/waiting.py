@@ -5,7 +5,6 @@ blocked in. It needs the right to trace the process (ptrace(2)), which a parent 
 system's administrator took it from everybody.
 """
 
-import contextlib
 import os
 import platform
 import select
@@ -13,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from lab.node.processes import descendants
+from lab.node.processes import descendants, threads
 
 PIECE = 4096
 """Bytes that count as waited for where the call does not say how many."""
@@ -37,9 +36,13 @@ def awaited(pipe: os.stat_result, pid: int) -> int:
     """
     sizes = [0]
     for process in (pid, *descendants(pid)):
-        for thread in Path(f"/proc/{process}/task").glob("*"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        for thread in threads(process):
+            try:
                 sizes += [size for fd, size in _reads(thread) if _is(thread, fd, pipe)]
+            except PermissionError:
+                raise
+            except (OSError, struct.error):  # it has ended, or does something else by now
+                continue
     return max(sizes)
 
 
