@@ -1,5 +1,6 @@
 """The workers of one node's torchrun, as they tell of themselves; each has a socket."""
 
+import contextlib
 import json
 import os
 import secrets
@@ -114,7 +115,7 @@ class Workers:
         self._selector.register(connection, selectors.EVENT_READ, partial(self._on_words, known))
 
     def _on_words(self, known: Worker) -> None:
-        while True:
+        while self._workers.get(known.connection.fileno()) is known:  # has not gone since select
             try:
                 data, fds, _, _ = socket.recv_fds(known.connection, CHUNK, len(STREAMS))
             except BlockingIOError:
@@ -134,7 +135,8 @@ class Workers:
             known.place = message
             self._pipes.add(known.rank, dict(zip(STREAMS, known.fds, strict=True)))
             order, stdin = self._owner.order(message)
-            socket.send_fds(known.connection, [json.dumps(order).encode() + b"\n"], [stdin])
+            with contextlib.suppress(OSError):  # it has gone, which is heard next
+                _send(known.connection, json.dumps(order).encode() + b"\n", stdin)
             os.close(stdin)
         elif "pid" in message:
             known.pid = message["pid"]
@@ -153,3 +155,11 @@ class Workers:
             processes.signal_group(known.pid, signal.SIGKILL)
             self._owner.ended(known.rank, -signal.SIGKILL)
         self._owner.gone()
+
+
+def _send(connection: socket.socket, data: bytes, fd: int) -> None:
+    """Hand over all of it, to a worker that waits for it."""
+    connection.setblocking(True)
+    sent = socket.send_fds(connection, [data], [fd])
+    connection.sendall(data[sent:])
+    connection.setblocking(False)
