@@ -185,7 +185,10 @@ def _become_agent(connection: socket.socket) -> NoReturn:
     (size,) = struct.unpack(">L", head)
     text = b""
     while len(text) < size:
-        text += connection.recv(size - len(text))
+        data = connection.recv(size - len(text))
+        if not data:  # whoever wanted an agent was killed meanwhile
+            os._exit(1)
+        text += data
     message = json.loads(text)
     os.environ.clear()
     os.environ.update(message["env"])
