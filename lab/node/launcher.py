@@ -14,13 +14,15 @@ READY = b"ready\n"
 
 def main() -> None:
     """Import, wait, be torchrun."""
+    ready = os.dup(1)
+    os.dup2(2, 1)  # whatever is printed while torch is imported
     from torch.distributed import run
 
-    os.write(1, READY)
+    os.write(ready, READY)
+    os.close(ready)
     line = sys.stdin.readline()
     if not line:  # whoever started this does not want it any more
         return
-    os.dup2(2, 1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
