@@ -114,9 +114,8 @@ class NodeRun:
             self._print(message["rank"], message["stream"], message["data"])
         elif kind == "exception":
             what = f"{message['kind']}: {message['message']}"
-            self._fail(message["rank"], 1, what, victim=looks_like_victim(message["message"]))
-            self._failures[message["rank"]]["traceback"] = message["traceback"]
-            self._board.report(list(self._failures.values()))
+            victim = looks_like_victim(message["message"])
+            self._fail(message["rank"], 1, what, victim=victim, traceback=message["traceback"])
         elif kind == "exit":
             self._flush(message["rank"])
             self._on_exit(message["rank"], message["code"], message["signal"])
@@ -141,6 +140,7 @@ class NodeRun:
         what: str,
         *,
         victim: bool = False,
+        traceback: str | None = None,
         wait: float = PATIENCE,
         late: bool = False,
     ) -> None:
@@ -153,7 +153,7 @@ class NodeRun:
             "code": code,
             "what": what,
             "victim": victim,
-            "traceback": None,
+            "traceback": traceback,
         }
         self._board.report(list(self._failures.values()))
         stop_at = time.monotonic() + wait
