@@ -156,11 +156,14 @@ def _file(stream: str) -> TextIO:
 
 
 def table_console() -> "Console":
-    """Where tables go: cells are never cut, and rows stay rows where no terminal sets a width."""
+    """Where tables go: cells are never cut, and rows stay rows where no terminal sets a width.
+
+    Brackets in them are brackets: commands and folders may have any.
+    """
     from rich.console import Console
 
-    console = Console()
-    return console if console.is_terminal else Console(width=10_000)
+    console = Console(markup=False)
+    return console if console.is_terminal else Console(markup=False, width=10_000)
 
 
 class JsonConsole:
@@ -252,7 +255,8 @@ def progress_line() -> Iterator["Progress"]:
     from rich.progress import Progress as Bar
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("lab: {task.description}"), TimeElapsedColumn())
+    text = TextColumn("lab: {task.description}", markup=False)
+    columns = (SpinnerColumn(), text, TimeElapsedColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", visible=False)
 
