@@ -87,11 +87,14 @@ def why_garbage(lab: Lab) -> str | None:
     return None
 
 
-def _of_runs_that_are_over(processes: Sequence[Labelled]) -> list[Labelled]:
+def _of_runs_that_are_over(
+    processes: Sequence[Labelled], or_removed: bool = False
+) -> list[Labelled]:
     over = []
     for process in processes:
-        with contextlib.suppress(PermissionError):
-            if run_state(Path(process.run_dir)) in ("died", "finished"):
+        run = Path(process.run_dir)
+        with contextlib.suppress(PermissionError):  # another user's: not ours to judge
+            if run_state(run) in ("died", "finished") or (or_removed and not run.exists()):
                 over.append(process)
     return over
 
@@ -131,13 +134,12 @@ def _end_leftovers_in(client: "DockerClient", container: str, dry_run: bool) -> 
     def find() -> list[Labelled]:
         found = [Labelled(**fields) for fields in json.loads(call())]
         # Nodes see our folders at the same path; on this machine others may see other ones.
-        removed = [process for process in found if not Path(process.run_dir).exists()]
-        return removed + _of_runs_that_are_over(found)
+        return _of_runs_that_are_over(found, or_removed=True)
 
     def end_them(processes: list[Labelled]) -> None:
         call(json.dumps([asdict(process) for process in processes]))
 
     try:
         return _end_all(find, end_them, dry_run)
-    except (APIError, ValueError):  # it goes down just now, or is of other code than ours
+    except (APIError, ValueError, TypeError):  # it goes down, or is of other code than ours
         return []
