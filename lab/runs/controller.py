@@ -84,9 +84,13 @@ class RunController:
         except LabError as error:
             self._finish(Verdict("not-started", error.exit_code, str(error)))
             raise
-        except BaseException:  # Ctrl-C, as SystemExit or KeyboardInterrupt
-            self._finish(Verdict("interrupted", EXIT_INTERRUPTED, "interrupted"))
+        except (KeyboardInterrupt, SystemExit) as end:  # a signal: see `lab.__main__`
+            code = getattr(end, "code", EXIT_INTERRUPTED)
+            self._finish(Verdict("interrupted", code, "interrupted"))
             self.transport.release()
+            raise
+        except BaseException as error:
+            self._finish(_fault(error))
             raise
 
     def run(self) -> Verdict:
@@ -105,11 +109,13 @@ class RunController:
                 self.transport.release()
         except LabError as error:
             kind: Kind = "lab-error" if self._began else "not-started"
-            self._finish(Verdict(kind, error.exit_code, str(error)))
-            self.transport.release()
+            try:
+                self._finish(Verdict(kind, error.exit_code, str(error)))
+            finally:  # also where the disk is full
+                self.transport.release()
             raise
-        except BaseException as error:  # a fault of ours: the run must not stay `running`
-            self._finish(Verdict("lab-error", EXIT_FAILURE, f"{type(error).__name__}: {error}"))
+        except BaseException as error:
+            self._finish(_fault(error))
             raise
         finally:
             restore()
@@ -195,3 +201,8 @@ class RunController:
                 signal.signal(number, handler)
 
         return restore
+
+
+def _fault(error: BaseException) -> Verdict:
+    """One of ours: the run must not stay `running`."""
+    return Verdict("lab-error", EXIT_FAILURE, f"{type(error).__name__}: {error}")
