@@ -79,6 +79,8 @@ class Stdin:
         while True:
             try:
                 return self._read_line() if size < PIECE else os.read(self._fd, size)
+            except BlockingIOError:  # as whoever started us has set it, for both of us
+                select.select([self._fd], [], [])
             except OSError:
                 if not self._is_in_background():
                     return b""  # the terminal has gone

@@ -8,6 +8,7 @@ import random
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -202,3 +203,18 @@ def test_containers_have_it_too_whether_warm_or_cold(docker_lab: Lab, tmp_path: 
             lines = sorted(line.strip() for line in done.stdout.splitlines())
             assert lines == ["[0 node0] 0 one", "[1 node1] 1"], done.stderr
             assert left_in(stdin) == b"two\nthree\n"
+
+
+def test_input_that_somebody_has_made_nonblocking(lab: Lab) -> None:
+    reads, writes = os.pipe()
+    os.set_blocking(reads, False)
+    script = lab.script("open('asking', 'w').close(); print(input())")
+    with open(writes, "wb") as answers:  # noqa: PTH123 - a descriptor
+        running = lab.start(*SOLO, script, stdin=reads)
+        os.close(reads)
+        while not (lab.cwd / "asking").exists():
+            assert running.poll() is None
+            time.sleep(0.05)
+        time.sleep(0.3)  # by then it has been asked for
+        answers.write(b"late\n")
+    assert running.communicate(timeout=60)[0] == "[0 node0] late\n"
