@@ -170,6 +170,7 @@ def run(
         if args or kwargs or env or requirements or cold or engine != "spawn":
             raise UsageError("a Job has its arguments and variables in it; give it none beside it")
         job = what
+        check_engine(job.engine, job.min_nodes, loaded)
     elif isinstance(what, str | Path):
         if kwargs:
             raise UsageError("kwargs are for functions; a script takes args, each a string")
@@ -195,7 +196,7 @@ def run(
         return RunResult(results, verdict, directory)
     if verdict.exit_code == EXIT_INTERRUPTED and verdict.kind == "interrupted":
         raise KeyboardInterrupt
-    if verdict.first is None:
+    if verdict.first is None or verdict.first.kind in ("node-lost", "agent-error"):
         raise RunError(verdict, directory)
     cause = None if call is None else call.exception(directory, verdict.first.rank)
     raise RankError(verdict, directory) from cause

@@ -96,6 +96,7 @@ def work(how):
     if how == "lock": import threading; return threading.Lock()
     if how == "sleep": import time; time.sleep(1000)
     if how == "leave": sys.exit(0)
+    if how == "lose": os.kill(os.getppid(), 9); import time; time.sleep(1000)
 
 def attempt(how, **options):
     try:
@@ -104,15 +105,16 @@ def attempt(how, **options):
         print(type(error).__name__, error.exit_code, error.__cause__, str(error).splitlines()[0])
 
 if __name__ == "__main__":
-    for how in ("odd", "exit", "lock", "leave"): attempt(how)
+    for how in ("odd", "exit", "lock", "leave", "lose"): attempt(how)
     attempt("sleep", timeout=1)
 """
     done = python(lab, text)
-    odd, code, lock, leave, sleep = done.stdout.splitlines()
+    odd, code, lock, leave, lose, sleep = done.stdout.splitlines()
     assert odd.startswith("RankError 1 None rank 0 on node0: Odd: 1 ("), done.stderr
     assert code == "RankError 5 None rank 0 on node0: exited with code 5"
     assert lock.startswith("RankError 1 None rank 0 on node0: TypeError: what work returned cannot")
     assert leave == ("LabError 1 None work did not return on rank 0, which ended with exit code 0")
+    assert lose.startswith("RunError 1 None rank 0 on node0: its agent ended"), lose
     assert sleep == "RunError 124 None not done after 1 s (--timeout)"
 
 
