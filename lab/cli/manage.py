@@ -152,6 +152,7 @@ def _signal(pid: int) -> None:
     """Ctrl-C to a controller; `RunDirectory.state` has just said that the pid is still its."""
     try:
         os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGCONT)  # after Ctrl-Z it hears nothing
     except ProcessLookupError:
         pass
     except PermissionError as error:

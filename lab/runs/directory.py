@@ -80,6 +80,8 @@ class RunDirectory:
         Raises:
             UsageError: there is none, or there are several.
         """
+        if run_id == "":  # in all of them; most likely a variable that is not set
+            raise UsageError("the run's id is empty; lab ps shows them all")
         runs = cls.all(cwd)
         if not runs:
             raise UsageError(f"there are no runs in {cwd / RUNS}; start one with lab run")

@@ -183,3 +183,21 @@ def test_ids_that_are_ambiguous(lab: Lab) -> None:
     done = lab("show", "solo")
     assert done.returncode == 2
     assert "could be any of these runs" in done.stderr
+
+
+def test_a_run_that_was_suspended_is_stopped_all_the_same(lab: Lab) -> None:
+    try:
+        run_id = detached(lab, lab.script(SLEEP))
+        os.kill(shown(lab)["controller"]["pid"], signal.SIGSTOP)
+        done = lab("stop")
+        assert done.returncode == 0, done.stderr
+        assert shown(lab, run_id)["verdict"]["kind"] == "interrupted"
+    finally:
+        end_all(lab)
+
+
+def test_an_id_that_is_empty_names_no_run(lab: Lab) -> None:
+    assert lab("run", "-t", "solo", "--on", "local", lab.script("")).returncode == 0
+    done = lab("rm", "")
+    assert (done.returncode, len(lab.runs())) == (2, 1)
+    assert "id is empty" in done.stderr
