@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from lab import interrupts
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -84,8 +85,7 @@ def _become_controller(run: "Callable[[Listener], int]", tell: int) -> NoReturn:
     code = 1
     try:
         os.setsid()
-        # A script's background jobs ignore it; `lab stop` must reach this one all the same.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupts.catch()  # though a script's background jobs ignore it: for `lab stop`
         code = run(_Started(tell))
     except LabError as error:
         print(f"lab: error: {error}", file=sys.stderr)
