@@ -18,7 +18,8 @@ def main() -> None:
     """Run the command line; the process ends with the documented exit code."""
     interrupts.catch()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+        if not interrupts.is_unwanted(number):
+            signal.signal(number, _end)
     try:
         from lab.cli.main import app  # takes a moment, in which Ctrl-C should be quiet too
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, counted: an exception can be lost, a count cannot.
+"""The wish that all end. Ctrl-C is counted: an exception can be lost, a count cannot.
 
 Python ignores what is raised in a callback of an import or of the garbage collector,
 KeyboardInterrupt too. Whoever is about to start something asks here whether it is still wanted.
@@ -24,6 +24,11 @@ def catch() -> None:
 def count() -> int:
     """How many there have been."""
     return _count
+
+
+def is_unwanted(number: int) -> bool:
+    """Whether whoever started us does not want this signal heard (nohup)."""
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
 def check() -> None:

@@ -193,7 +193,8 @@ class RunController:
             self._interrupts.signal = signal.Signals(number)
 
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = {number: signal.signal(number, interrupt) for number in numbers}
+        heard = [number for number in numbers if not interrupts.is_unwanted(number)]
+        before = {number: signal.signal(number, interrupt) for number in heard}
         self._interrupts.count += interrupts.count()  # one whose exception was lost until now
 
         def restore() -> None:

@@ -128,6 +128,18 @@ def test_a_terminal_that_closes_while_ranks_write(lab: Lab, terminals: list[Term
     assert living(lab) == []
 
 
+def test_nohup(lab: Lab) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        running = lab.start("run", "-t", "pair", "--on", "local", lab.script(WAIT))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    wait_for_both(lab)
+    running.send_signal(signal.SIGHUP)
+    assert lab("stop").returncode == 0
+    assert running.wait(60) == 130  # by Ctrl-C, which came after it
+
+
 def test_ctrl_c_on_a_terminal_reaches_ranks_as_a_request(
     lab: Lab, terminals: list[Terminal]
 ) -> None:
