@@ -74,9 +74,10 @@ def exec_(
     transport = transport_for(loaded, Path.cwd())
     if not transport.alive(found):
         raise UsageError(f"{node} is not up; bring it up with lab up -t {topology or loaded.name}")
-    argv = command or ["bash"]
-    if argv[0] == "--":  # as users of docker exec and kubectl exec write it
+    argv = command or []
+    if argv[:1] == ["--"]:  # as users of docker exec and kubectl exec write it
         argv = argv[1:]
+    argv = argv or ["bash"]
     if isinstance(transport, LocalTransport):
         raise typer.Exit(transport.call(found, argv))
     tty = sys.stdin.isatty() and sys.stdout.isatty()
