@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 import types
+import zipimport
 from pathlib import Path
 from typing import NoReturn
 
@@ -64,9 +65,11 @@ def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackTyp
 
 def _run_script(path: str) -> None:
     """As `python PATH`, without the `__spec__` by which spawned children would import us."""
-    if Path(path).is_dir() or path.endswith((".zip", ".pyz")):
+    if _has_main(path):
         sys.path[0] = path
-        _run_module("__main__")
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        # As the interpreter does: False, since it is not the name of a module.
+        runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
         return
     source = Path(path).read_bytes()
     loader = importlib.machinery.SourceFileLoader("__main__", path)
@@ -79,7 +82,18 @@ def _run_script(path: str) -> None:
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - the job
 
 
-def _run_module(name: str, events: int | None = None) -> None:
+def _has_main(path: str) -> bool:
+    """Whether Python looks for a `__main__` in it: a folder, or a zip file of whatever name."""
+    if Path(path).is_dir():
+        return True
+    try:
+        zipimport.zipimporter(path)
+    except zipimport.ZipImportError:
+        return False
+    return True
+
+
+def _run_module(name: str, events: int | None) -> None:
     """As `python -m NAME`: this is what the interpreter itself calls for it."""
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:

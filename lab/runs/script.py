@@ -3,6 +3,7 @@
 import os
 import shutil
 import warnings
+import zipfile
 from pathlib import Path
 
 from lab.errors import UsageError
@@ -31,7 +32,7 @@ def check_script(name: str, folder: Path, cwd: Path) -> None:
         source = path.read_bytes() if path.is_file() else b""
     except OSError as error:
         raise UsageError(f"the script {name} cannot be read: {error.strerror}") from error
-    if path.suffix not in (".zip", ".pyz") and not source.startswith(b"PK\x03\x04"):
+    if not (path.is_file() and zipfile.is_zipfile(path)):
         _compile(name, source)
 
 

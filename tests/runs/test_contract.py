@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import zipapp
 from pathlib import Path
 
 import pytest
@@ -243,3 +244,13 @@ def test_wrong_input_is_one_line_before_anything_starts(
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert lab.runs() == []
+
+
+def test_a_folder_and_an_archive_of_any_name(lab: Lab) -> None:
+    lab.script("import sys, beside; print(sys.argv, beside.WORD)", "app/__main__.py")
+    lab.script("WORD = 'there'", "app/beside.py")
+    zipapp.create_archive(lab.cwd / "app", lab.cwd / "app.pyz")
+    zipapp.create_archive(lab.cwd / "app", lab.cwd / "app.pex", sys.executable)
+    for name in ("app", "app.pyz", "app.pex"):
+        done = lab("run", "-t", "solo", "--on", "local", name, "x")
+        assert done.stdout == f"[0 node0] ['{name}', 'x'] there\n", done.stderr
