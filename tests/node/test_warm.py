@@ -124,7 +124,7 @@ import os, sys, time
 if os.environ["RANK"] == "0" and os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        os.write(1, f"{os.getpid()} {'torch' in sys.modules}\n".encode())  # print would take four
+        os.write(1, f"{os.getpid()} {'torch' in sys.modules}".encode())  # print writes in pieces
         time.sleep(1000)
     os._exit(0)
 time.sleep(1000)
