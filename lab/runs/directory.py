@@ -22,6 +22,10 @@ from lab.topology import Topology, dump_topology
 from lab.transport.run_state import RunState, run_state
 
 RUNS = "runs"
+RESERVE = ".reserve"
+"""Room on the disk for how the run ended, which is to be said where the disk is full, too."""
+RESERVED = 1 << 16
+"""Bytes of it."""
 UNPRIVILEGED = 1000
 """The uid of ranks in containers where root calls: see docker/node-entrypoint."""
 
@@ -47,8 +51,10 @@ class RunDirectory:
         now = datetime.now(UTC)
         path = job.cwd / RUNS / f"{now:%Y%m%d-%H%M%S}-{topology.name}-{secrets.token_hex(2)}"
         run = cls(path)
-        with _explained(path):
+        with _explained(path), _nothing_half(path):
             path.mkdir(parents=True)
+            # Random bytes: some disks keep zeros, or what can be compressed, in no space at all.
+            (path / RESERVE).write_bytes(os.urandom(RESERVED))
             for node in topology.nodes:
                 (path / node.name).mkdir()
             write_atomically(path / "topology.yaml", dump_topology(topology))
@@ -162,6 +168,7 @@ class RunDirectory:
         """
         end = {"state": "finished", "exit_code": verdict.exit_code, "summary": verdict.summary}
         with _explained(self.path):
+            (self.path / RESERVE).unlink(missing_ok=True)
             write_json(self.path / "verdict.json", verdict.to_json())
             self._write_state(**self.info() | end)
 
@@ -209,6 +216,16 @@ def _explained(path: Path) -> Iterator[None]:
         raise LabError(
             f"the run directory {path} cannot be written: {error.strerror}{cure}"
         ) from error
+
+
+@contextlib.contextmanager
+def _nothing_half(path: Path) -> Iterator[None]:
+    """Leave no part of a directory that could not be made whole."""
+    try:
+        yield
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 class RunFiles:

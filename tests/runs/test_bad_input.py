@@ -199,4 +199,17 @@ if sys.platform == "linux" and os.geteuid() == 0:  # only root may mount
         written = (run / "node0/rank0.out").read_bytes()
         assert len(written) > 500_000  # what there was room for is there, in order
         assert {len(text) for text in written.split(b"\n")[:-1]} == {1000}
-        assert run.name in lab("ps").stdout
+        told = json.loads((run / "verdict.json").read_text())
+        assert told["kind"] == "lab-error"
+        assert "free some space" in told["summary"]
+        (listed,) = json.loads(lab("ps", "--json").stdout)["runs"]
+        assert (listed["state"], listed["exit_code"]) == ("finished", 1)
+        assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
+
+    def test_a_disk_without_room_for_a_run_has_no_half_of_one(small_disk: Lab) -> None:
+        lab = small_disk
+        (lab.cwd / "runs" / "full").write_bytes(bytes((1 << 20) - 20_000))
+        done = lab("run", "-t", "solo", "--on", "local", lab.script(""))
+        assert done.returncode == 1
+        assert "No space left on device; free some space" in done.stderr
+        assert [path.name for path in (lab.cwd / "runs").iterdir()] == ["full"]
