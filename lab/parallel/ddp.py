@@ -70,7 +70,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         """Check that all ranks have the same model, and give them rank 0's values. A collective.
 
         Args:
-            module: the bare model. Freeze parameters before, not afterwards.
+            module: the bare model. Freeze and unfreeze parameters before, not afterwards.
             device_ids: for scripts written for torch: None, or the one CUDA device of the model, to
                 which tensors among forward's arguments are then moved.
             output_device: None or the same.
@@ -106,6 +106,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.require_backward_grad_sync = True
         """False inside `no_sync`. Frameworks read and set it on torch's class as well."""
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self._frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
         self.device = _device_of(module, trained)
         self._move_inputs = device_ids is not None
         _check_device_ids(self.device, device_ids, output_device)
@@ -139,7 +140,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         A collective where buffers are broadcast, unless inside `no_sync` or `torch.no_grad`.
 
         Raises:
-            RuntimeError: the last backward has sent some of its buckets and not others.
+            RuntimeError: the last backward has sent some of its buckets and not others, or a
+                parameter was unfrozen after the model had been wrapped.
         """
         average = torch.is_grad_enabled() and self.require_backward_grad_sync
         source = 0
@@ -147,6 +149,11 @@ class DistributedDataParallel(nn.Module, Joinable):
             source = meet_shadows(self, self.reducer, average)
         if average:
             self.reducer.check_finished()
+            if unfrozen := [name for name, p in self._frozen if p.requires_grad]:
+                raise RuntimeError(
+                    f"{unfrozen[0]} was unfrozen after the model had been wrapped, so nobody "
+                    "would average its gradient: wrap the bare model anew"
+                )
             if self.broadcast_buffers:
                 broadcast_(self.module.buffers(), source, self.process_group)
         if self._move_inputs:

@@ -92,7 +92,8 @@ def broadcast_(
     message: list[Tensor] = []
     size = 0
     for tensor in tensors:
-        message.append(tensor.detach())
+        # Without autograd's version counter: a forward may come between another and its backward.
+        message.append(tensor.data)
         size += tensor.nbytes
         if size >= MESSAGE_BYTES:
             _broadcast_one_message(message, source, group)

@@ -179,6 +179,37 @@ def train_normed(kind: Callable[..., nn.Module], **options: Any) -> dict[str, Te
     return state
 
 
+def two_forwards() -> tuple[list[Tensor], list[Tensor]]:
+    """Buffers that backward needs: a constant, and statistics."""
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+            self.register_buffer("scale", torch.arange(4.0))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            scaled: Tensor = self.layers(inputs) * self.scale
+            return scaled
+
+    results = []
+    for kind in (DDP, TorchDDP):
+        model = kind(Pair())
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        for _ in range(2):
+            one, other = torch.randn(2, 5, 3, generator=generator)
+            (model(one) - model(other)).square().sum().backward()
+        results.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    return results[0], results[1]
+
+
+def test_several_forwards_may_come_before_a_backward(ranks: RankPool) -> None:
+    for ours, torchs in ranks.run(2, two_forwards):
+        for mine, other in zip(ours, torchs, strict=True):
+            torch.testing.assert_close(mine, other)
+
+
 def against_torch() -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
     return [
         (train_normed(DDP, **options), train_normed(TorchDDP, **options))
@@ -306,6 +337,20 @@ def test_a_parameter_frozen_too_late_is_named(ranks: RankPool) -> None:
     assert (
         "a.weight was frozen after the model had been wrapped" in ranks.run(1, freeze_afterwards)[0]
     )
+
+
+def unfreeze_afterwards() -> str:
+    model = DDP(nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2)))
+    model(torch.ones(1, 2)).sum().backward()
+    model.requires_grad_(True)
+    with pytest.raises(RuntimeError) as error:
+        model(torch.ones(1, 2))
+    return str(error.value)
+
+
+def test_a_parameter_unfrozen_too_late_is_named(ranks: RankPool) -> None:
+    for message in ranks.run(2, unfreeze_afterwards):
+        assert message.startswith("0.weight was unfrozen after the model had been wrapped")
 
 
 def order_of_buckets() -> tuple[list[int], list[int]]:
