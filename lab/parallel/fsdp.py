@@ -18,7 +18,8 @@ happens when, `fsdp_wrap.py` and `fsdp_options.py` serve the constructor, `fsdp_
 `fsdp_state.py` save and load, `meter.py` counts bytes.
 
 Any optimiser will do that treats each element by itself (SGD, Adam, AdamW and most others), for it
-sees flat parts of parameters, some of them empty.
+sees flat parts of parameters, some of them empty. Of gradient scalers, torch's ShardedGradScaler:
+with GradScaler each rank would look for infinities in its own part only, and skip other steps.
 
 Names and defaults of the arguments are torch's
 (torch/distributed/fsdp/fully_sharded_data_parallel.py). Differences:
@@ -239,6 +240,12 @@ class FullyShardedDataParallel(ShardedModule):
             yield
         finally:
             conductor.sync_gradients = before
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As any module's, and what `no_sync` has collected: an optimiser's cannot forget that."""
+        super().zero_grad(set_to_none)
+        for m in self.fsdp_modules(self):
+            m._unit.drop_gradients()
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:

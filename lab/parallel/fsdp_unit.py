@@ -4,6 +4,7 @@ Each module wrapped in FullyShardedDataParallel is one, less what is wrapped ins
 flat parameter for each dtype, and one more where some of the parameters are frozen.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -92,11 +93,15 @@ class Unit:
             flat.meter = meter
 
     def _hook(self, place: int, number: int) -> Callable[[Tensor], None]:
+        this = weakref.ref(self)  # autograd keeps the hook, and must not keep the model by it
+
         def hook(_: Tensor) -> None:
-            self.flats[place].collect(number)
-            self.waiting.discard((place, number))
-            assert self.on_gradient is not None
-            self.on_gradient(self)
+            unit = this()
+            assert unit is not None
+            unit.flats[place].collect(number)
+            unit.waiting.discard((place, number))
+            assert unit.on_gradient is not None
+            unit.on_gradient(unit)
 
         return hook
 
@@ -154,6 +159,11 @@ class Unit:
         """Let the modules see the full parameters."""
         for flat in self.flats:
             for slot in flat.slots:
+                if slot.sharded.requires_grad and not flat.trained:
+                    raise RuntimeError(
+                        f"{slot.name} of {self.name} was unfrozen after the model had been "
+                        "wrapped, and would get no gradient: wrap it afterwards"
+                    )
                 if slot.unsharded.requires_grad != slot.sharded.requires_grad:
                     slot.unsharded.requires_grad_(slot.sharded.requires_grad)
                 for module, name in slot.owners:

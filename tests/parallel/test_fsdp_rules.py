@@ -1,6 +1,8 @@
 """What FullyShardedDataParallel promises of bytes, memory, order and errors, among real ranks."""
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -254,6 +256,35 @@ class Fails(nn.Module):
         return inputs
 
 
+def forgotten() -> None:
+    model = sharded_chain()
+    with model.no_sync():
+        model(inputs(1)).sum().backward()
+    model.zero_grad()
+    loss = model(inputs()).square().sum()
+    loss.backward()
+    plain = Chain()
+    equal(gradients(model), mean_of_ranks(plain, plain(inputs()).square().sum()))
+
+
+def test_zero_grad_forgets_what_no_sync_has_collected(ranks: RankPool) -> None:
+    ranks.run(2, forgotten)
+
+
+def given_up() -> bool:
+    model = sharded_chain()
+    for step in range(2):
+        model(inputs(step)).square().sum().backward()
+    layer = weakref.ref(model.layers[0])
+    del model
+    gc.collect()
+    return layer() is None
+
+
+def test_a_model_is_freed(ranks: RankPool) -> None:
+    assert ranks.run(2, given_up) == [True, True]
+
+
 def exceptions() -> None:
     """In forward and in backward; caught by the script, the model is as before."""
     for learned in (False, True):
@@ -380,6 +411,20 @@ def frozen_late() -> None:
 
 def test_parameters_may_be_frozen_afterwards(ranks: RankPool) -> None:
     ranks.run(2, frozen_late)
+
+
+def unfrozen_late() -> None:
+    model = FSDP(nn.Sequential(nn.Linear(10, 10).requires_grad_(False), nn.Linear(10, 10)))
+    model(inputs()).sum().backward()
+    model.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"0\.weight of Sequential was unfrozen after"):
+        model(inputs())
+    next(model.module.children()).requires_grad_(False)
+    model(inputs()).sum().backward()
+
+
+def test_parameters_unfrozen_too_late_are_named(ranks: RankPool) -> None:
+    ranks.run(2, unfrozen_late)
 
 
 def tiny() -> None:
