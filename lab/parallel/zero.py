@@ -118,7 +118,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         super().__init__(params, defaults)
         if model is not None:
             self._sharding = GradientSharding(model.reducer, self._flats)
-        # The optimiser's own defaults, for schedulers that look for lr or momentum in the groups.
+        # The optimiser's own defaults, for schedulers that look for lr or momentum there.
+        assert self._optimizer is not None
+        self.defaults.update(self._optimizer.defaults)
         for outer, inner in self._group_pairs():
             outer.update({name: value for name, value in inner.items() if name not in outer})
 
@@ -155,7 +157,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             closure: computes the loss and the averaged gradients anew.
 
         Raises:
-            RuntimeError: stage 2, and backward was called inside `no_sync` only.
+            RuntimeError: stage 2, and backward was called inside `no_sync` only; or a parameter got
+                other memory, by `module.to` or `p.data = ...`, so that nobody would see the update.
         """
         work = Join.notify_join_context(self)
         if work is not None:
@@ -169,6 +172,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def _step(self) -> None:
         assert self._optimizer is not None
+        for flat in self._flats:
+            flat.check()
         for outer, inner in self._group_pairs():  # what schedulers changed
             inner.update({name: value for name, value in outer.items() if name != "params"})
         for piece, gradient in self._gradients():

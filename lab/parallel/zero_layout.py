@@ -70,6 +70,21 @@ class FlatParameters:
                 mine = place + start - rank * self.length
                 self.pieces.append(Piece(number, parameter, start, end, mine, values))
 
+    def check(self) -> None:
+        """Make sure that the parameters are still here.
+
+        Raises:
+            RuntimeError: one got other memory.
+        """
+        begin, grain = self.flat.data_ptr(), self.flat.element_size()
+        for (number, parameter), start in zip(self.numbered, self.starts, strict=True):
+            if parameter.numel() and parameter.data_ptr() != begin + start * grain:
+                raise RuntimeError(
+                    f"parameter {number}, {list(parameter.shape)}, got other memory after the "
+                    "optimiser was made, by module.to() or p.data = ..., and would not be updated: "
+                    "convert the model before, and copy values with p.data.copy_()"
+                )
+
 
 def by_kind(numbered: Iterable[tuple[int, nn.Parameter]]) -> list[list[tuple[int, nn.Parameter]]]:
     """Divided into what can be in one flat tensor: of one dtype and device each."""

@@ -1,13 +1,13 @@
 """ZeRO stage 1 among real ranks, against the whole optimiser."""
 
 import copy
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from lab.parallel import DDP, ZeroRedundancyOptimizer
 from tests.ranks import RankPool
@@ -120,6 +120,8 @@ def train_three() -> list[Tensor]:
         model(torch.randn(4, 5)).square().mean().backward()
         zero.step()
     assert zero.param_groups[0]["betas"] == (0.9, 0.999)
+    zero.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+    assert zero.param_groups[1]["betas"] == (0.9, 0.999)
     return [p.detach().clone() for p in model.parameters()]
 
 
@@ -127,6 +129,48 @@ def test_ranks_stay_equal_where_parts_do_not_divide(ranks: RankPool) -> None:
     first, *others = ranks.run(3, train_three)
     for other in others:
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def cycle(stage: Literal[1, 2]) -> list[float]:
+    model = DDP(nn.Linear(5, 3))
+    zero = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.Adam, stage=stage, model=model if stage == 2 else None
+    )
+    scheduler = OneCycleLR(zero, max_lr=0.1, total_steps=4)
+    found = []
+    for _ in range(3):
+        model(torch.ones(4, 5)).square().mean().backward()
+        zero.step()
+        scheduler.step()
+        found.append(zero.param_groups[0]["betas"][0])
+    return found
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_schedulers_find_the_optimisers_defaults(ranks: RankPool, stage: Literal[1, 2]) -> None:
+    layer = nn.Linear(5, 3)
+    whole = torch.optim.Adam(layer.parameters())
+    scheduler = OneCycleLR(whole, max_lr=0.1, total_steps=4)
+    expected = []
+    for _ in range(3):
+        whole.step()
+        scheduler.step()
+        expected.append(whole.param_groups[0]["betas"][0])
+    assert ranks.run(1, cycle, stage) == [expected]
+
+
+def moved() -> str:
+    layer = nn.Linear(2, 2)
+    zero = ZeroRedundancyOptimizer(layer.parameters(), torch.optim.SGD, lr=1.0)
+    zero.step()
+    layer.bias.data = layer.bias.data.clone()
+    with pytest.raises(RuntimeError) as error:
+        zero.step()
+    return str(error.value)
+
+
+def test_a_parameter_with_other_memory_is_an_error(ranks: RankPool) -> None:
+    assert ranks.run(1, moved)[0].startswith("parameter 1, [2], got other memory")
 
 
 def refusals() -> list[str]:
