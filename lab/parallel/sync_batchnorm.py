@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 M = TypeVar("M", bound=nn.Module)
@@ -26,8 +25,8 @@ class SyncBatchNorm(_BatchNorm):
     """BatchNorm over [batch, channels, ...] with the mean and variance over all ranks' batches.
 
     The ranks' batches may have unequal sizes, or none. A collective in forward and in backward,
-    while training; with running statistics and in evaluation mode it is plain BatchNorm. Arguments
-    are BatchNorm's, and `process_group`: the ranks to share with, default all.
+    while training; in evaluation mode, and where there is no process group, it is plain BatchNorm.
+    Arguments are BatchNorm's, and `process_group`: the ranks to share with, default all.
     """
 
     def __init__(
@@ -58,10 +57,8 @@ class SyncBatchNorm(_BatchNorm):
                 two values for each channel.
         """
         self._check_input_dim(input)
-        if not self.training and self.running_mean is not None:
-            return batch_norm(
-                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
-            )
+        if not (self.training and dist.is_available() and dist.is_initialized()):
+            return super().forward(input)
         output, mean, variance, count = _Normalise.apply(  # type: ignore[no-untyped-call]  # torch has no types for it
             input, self.weight, self.bias, self.eps, self.process_group
         )

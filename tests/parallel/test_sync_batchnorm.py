@@ -134,5 +134,24 @@ def half_and_refusals() -> None:
             layer(wrong)
 
 
+def alone_in_evaluation() -> None:
+    layer = SyncBatchNorm(2, track_running_stats=False).eval()
+    inputs = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+    if dist.get_rank() == 0:
+        expected = nn.BatchNorm1d(2, track_running_stats=False)(inputs)
+        torch.testing.assert_close(layer(inputs), expected)
+
+
+def test_one_rank_may_evaluate_alone(ranks: RankPool) -> None:
+    ranks.run(2, alone_in_evaluation)
+
+
+def test_without_a_process_group_it_is_batchnorm() -> None:
+    ours, plain = SyncBatchNorm(2), nn.BatchNorm1d(2)
+    inputs = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(ours(inputs), plain(inputs))
+    torch.testing.assert_close(ours.running_var, plain.running_var)
+
+
 def test_half_precision_and_refusals(ranks: RankPool) -> None:
     ranks.run(1, half_and_refusals)
