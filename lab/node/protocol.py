@@ -20,8 +20,10 @@ started    ``rank``, ``pid``; where torchrun numbers the ranks also ``world``: `
            (address:port, another one for each world), ``nodes``, ``ranks``, ``restarts``
 log        ``rank``, ``stream`` (out, err), ``data``: a chunk of output, not always whole lines;
            bytes that are no UTF-8 travel as surrogate escapes
-exception  ``rank``, ``kind``, ``message``, ``file``, ``line``, ``traceback``: the script raised;
-           sent at once, while the process may take its time to end
+exception  ``rank``, ``kind``, ``message``, ``file``, ``line``, ``traceback``, ``chain``: the
+           script raised; sent at once, while the process may take its time to end
+context    ``rank``, ``chain``: the rank ends with a code that is not 0, which it chose while it
+           handled an exception; ``exit`` follows
 stdin      ``rank``, ``size``: rank 0 waits for input, of about so many bytes; the controller
            answers with ``stdin``, and what the rank wrote before came before
 exit       ``rank``, ``code`` (as a shell says it: 128 + n for signal n), ``signal`` (n or null),
@@ -32,6 +34,9 @@ torchrun   ``code``, ``message``: torchrun has ended, and all its ranks before; 
 error      ``message``: the agent cannot do its job; ``bye`` follows
 bye        ``max_rss`` (KiB): all ranks have ended and nothing that they started is left
 =========  ================================================================================
+
+A ``chain`` is a list of ``{"kind": ..., "message": ...}``: an exception (in a ``context``:
+SystemExit) and those that it was raised from or while handling, the last raised first; at most ten.
 """
 
 import json

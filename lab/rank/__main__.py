@@ -23,6 +23,8 @@ from typing import NoReturn
 OWN_FILES = {__file__, str(Path(__file__).with_name("call.py")), runpy.__file__, "<frozen runpy>"}
 
 STANDARD_LIBRARY = str(Path(os.__file__).parent)
+CHAIN_LIMIT = 10
+"""How many exceptions of a chain the agent is told of."""
 
 
 def _take_events_fd() -> int | None:
@@ -39,16 +41,40 @@ def _report_exception(fd: int, error: BaseException, trace: types.TracebackType 
     where = frames[-1] if frames else None
     own = [frame for frame in frames if _is_users(frame.filename)]
     users = own[-1] if own else where
-    message = {
-        "type": "exception",
-        "kind": type(error).__name__,
-        "message": str(error)[:10_000],
-        "file": users.filename if users else None,
-        "line": users.lineno if users else None,
-        "traceback": "".join(traceback.format_exception(type(error), error, trace))[-20_000:],
-    }
+    _report(
+        fd,
+        type="exception",
+        kind=type(error).__name__,
+        message=_text(error)[:10_000],
+        file=users.filename if users else None,
+        line=users.lineno if users else None,
+        traceback="".join(traceback.format_exception(type(error), error, trace))[-20_000:],
+        chain=_chain(error),
+    )
+
+
+def _report(fd: int, **message: object) -> None:
     with contextlib.suppress(OSError):  # the agent has gone; stderr still has the exception
         os.write(fd, json.dumps(message).encode() + b"\n")
+
+
+def _text(error: BaseException) -> str:
+    """Its message; the words of a traceback where it has none to give."""
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001 - the script's own `__str__` may do anything
+        return "<exception str() failed>"
+
+
+def _chain(error: BaseException) -> list[dict[str, str]]:
+    """The exception and those before it, as a traceback has them, the last raised first."""
+    chain: dict[int, BaseException] = {}  # by identity: users may have an `__eq__`
+    link: BaseException | None = error
+    while link is not None and id(link) not in chain and len(chain) < CHAIN_LIMIT:
+        chain[id(link)] = link
+        # `raise ... from None` has neither.
+        link = link.__cause__ if link.__suppress_context__ else link.__context__
+    return [{"kind": type(one).__name__, "message": _text(one)[:1_000]} for one in chain.values()]
 
 
 def _is_users(filename: str) -> bool:
@@ -116,8 +142,13 @@ def _run(arguments: list[str], events: int | None) -> int:
             sys.path[0] = str(Path(arguments[0]).resolve().parent)
             _run_script(arguments[0])
     except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return end.code or 0
+        if not end.code and isinstance(end.code, int | None):
+            return 0
+        chain = _chain(end)
+        if events is not None and len(chain) > 1:
+            _report(events, type="context", chain=chain)
+        if isinstance(end.code, int):
+            return end.code
         print(end.code, file=sys.stderr)
         return 1
     except BaseException as error:  # noqa: BLE001 - whatever the script let go

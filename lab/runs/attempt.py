@@ -222,6 +222,9 @@ class Attempt:
     def _on_exception(self, link: AgentLink, message: Message) -> None:
         self._failures.on_exception(link.node.name, message)
 
+    def _on_context(self, link: AgentLink, message: Message) -> None:
+        self._failures.on_context(link.node.name, message)
+
     def _on_exit(self, link: AgentLink, message: Message) -> None:
         self._alive.discard(message["rank"])
         if message["code"] != 0:

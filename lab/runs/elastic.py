@@ -89,6 +89,10 @@ class ElasticAttempt(TorchrunAttempt):
         if self.membership.knows(message):
             super()._on_exception(link, message)
 
+    def _on_context(self, link: AgentLink, message: Message) -> None:
+        if self.membership.knows(message):
+            super()._on_context(link, message)
+
     def _on_exit(self, link: AgentLink, message: Message) -> None:
         if self.membership.knows(message):
             self.membership.on_exit(message)

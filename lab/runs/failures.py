@@ -19,6 +19,7 @@ class Failures:
         self.stop_at: float | None = None
         """When to end the other ranks (monotonic clock), unless something happens before."""
         self._by_rank: dict[int, Failure] = {}  # in the order of their coming
+        self._contexts: dict[int, Message] = {}  # by rank: what it met before it chose its code
         self._lost: Failure | None = None
         self._closed = False
 
@@ -40,6 +41,10 @@ class Failures:
             traceback=message["traceback"],
         )
         self._add(failure, EXIT_PATIENCE)
+
+    def on_context(self, node: str, message: Message) -> None:
+        """A rank is about to end with a code of its own, because of an exception that it caught."""
+        self._contexts[message["rank"]] = message
 
     def on_exit(self, node: str, message: Message) -> None:
         """A rank ended, and not well."""

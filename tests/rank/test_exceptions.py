@@ -1,0 +1,103 @@
+"""What a rank's bootstrap tells the agent of exceptions."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.node.spawn import BOOTSTRAP
+
+RAISE = """
+import sys
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+def loop():
+    one, two = KeyError("one"), KeyError("two")
+    one.__cause__, two.__cause__ = two, one
+    raise one
+try:
+    raise ConnectionError("peer closed")
+except ConnectionError as error:
+    {statement}
+"""
+
+
+def events_of(folder: Path, source: str) -> tuple[int, list[dict[str, Any]], str]:
+    """The exit code, the events and stderr of a script."""
+    (folder / "script.py").write_text(source)
+    reading, writing = os.pipe()
+    done = subprocess.run(
+        [sys.executable, BOOTSTRAP, "script.py"],
+        cwd=folder,
+        env={**os.environ, "LAB_EVENTS_FD": str(writing)},
+        pass_fds=[writing],
+        capture_output=True,
+        text=True,
+    )
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        return done.returncode, [json.loads(line) for line in file], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("statement", "chain"),
+    [
+        ("raise RuntimeError('x')", ["RuntimeError: x", "ConnectionError: peer closed"]),
+        ("raise RuntimeError('x') from error", ["RuntimeError: x", "ConnectionError: peer closed"]),
+        ("raise RuntimeError('x') from OSError('y')", ["RuntimeError: x", "OSError: y"]),
+        ("raise RuntimeError('x') from None", ["RuntimeError: x"]),
+        ("raise", ["ConnectionError: peer closed"]),
+        ("loop()", ["KeyError: 'one'", "KeyError: 'two'"]),
+        ("raise Mute", ["Mute: <exception str() failed>", "ConnectionError: peer closed"]),
+    ],
+)
+def test_an_exception_comes_with_those_before_it(
+    tmp_path: Path, statement: str, chain: list[str]
+) -> None:
+    code, (event,), stderr = events_of(tmp_path, RAISE.format(statement=statement))
+    assert (code, event["type"]) == (1, "exception")
+    assert [f"{link['kind']}: {link['message']}" for link in event["chain"]] == chain
+    assert f"{event['kind']}: {event['message']}" == chain[0]
+    assert Path(event["file"]).name == "script.py"
+    assert event["line"] > 0
+    assert str(BOOTSTRAP) not in stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "ends", "message"),
+    [("3", 3, "3"), ("'words'", 1, "words"), ("False", 0, None), ("0", 0, None), ("", 0, None)],
+)
+def test_a_code_chosen_while_an_exception_is_handled_comes_with_it(
+    tmp_path: Path, code: str, ends: int, message: str | None
+) -> None:
+    returned, events, _ = events_of(tmp_path, RAISE.format(statement=f"sys.exit({code})"))
+    assert returned == ends
+    chain = [
+        {"kind": "SystemExit", "message": message},
+        {"kind": "ConnectionError", "message": "peer closed"},
+    ]
+    assert events == ([] if message is None else [{"type": "context", "chain": chain}])
+
+
+def test_a_code_without_an_exception_needs_no_words(tmp_path: Path) -> None:
+    assert events_of(tmp_path, "import sys; sys.exit(3)")[:2] == (3, [])
+
+
+def test_a_long_chain_is_cut(tmp_path: Path) -> None:
+    source = """
+def deep(n):
+    try:
+        if n:
+            deep(n - 1)
+    finally:
+        raise ValueError("x" * 100_000)
+deep(30)
+"""
+    _, (event,), _ = events_of(tmp_path, source)
+    assert len(event["chain"]) == 10
+    assert {len(link["message"]) for link in event["chain"]} == {1000}
