@@ -22,8 +22,9 @@ def main() -> None:
             signal.signal(number, _end)
     try:
         from lab.cli.main import app  # takes a moment, in which Ctrl-C should be quiet too
+        from lab.cli.usage import call
 
-        app(prog_name="lab")
+        sys.exit(call(app))
     except LabError as error:
         print(f"lab: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

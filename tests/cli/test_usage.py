@@ -1,0 +1,52 @@
+"""Mistakes on the command line: one line with the cure, and exit code 2."""
+
+import pytest
+
+from tests.conftest import Lab
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("run --frobnicate", "no such option: --frobnicate; lab run --help has the options"),
+        ("run --max-restart 1 a.py", "(did you mean --max-restarts?); lab run --help"),
+        ("run --max-restarts -1 a.py", "--max-restarts: Input should be greater than or equal"),
+        ("run --max-restarts x a.py", "--max-restarts: Input should be a valid integer"),
+        ("run --grace nan a.py", "--grace: Input should be"),
+        ("run --nodes", "requires an argument; lab run --help has the options"),
+        ("run --quiet=3 a.py", "does not take a value; lab run --help has the options"),
+        ("run -dash.py", "-dash.py is taken for options; a script of that name is ./-dash.py"),
+        ("logs --tail -1", "--tail: Input should be greater than or equal to 0; lab logs --help"),
+        ("exec", "missing argument 'NODE'; lab exec --help has the options"),
+        ("render", "missing option '--as'. Choose from: compose, env, hostfile; lab render"),
+        ("render --as x", "--as: 'x' is not one of 'compose', 'env', 'hostfile'; lab render"),
+        ("ps x", "(x); lab ps --help has the options"),
+        ("frobnicate", "no such command 'frobnicate'; lab --help has the commands"),
+        ("rnu", "no such command 'rnu'. Did you mean 'run'?; lab --help has the commands"),
+        ("bench lnk", "no such command 'lnk'. Did you mean 'link'?; lab bench --help"),
+        ("--frobnicate", "no such option: --frobnicate; lab --help"),
+        ("--version=1", "does not take a value; lab --help has the options"),
+    ],
+)
+def test_one_line(lab: Lab, line: str, words: str) -> None:
+    done = lab(*line.split())
+    assert done.returncode == 2
+    (told,) = done.stderr.splitlines()
+    assert told.startswith("lab: error: ")
+    assert words in told
+    assert done.stdout == ""
+
+
+def test_a_script_whose_name_begins_with_a_dash_has_its_cure(lab: Lab) -> None:
+    script = lab.script("print('ran')", "-dash.py")
+    for words in ([f"./{script}"], ["--", script]):
+        done = lab("run", "-t", "solo", "--on", "local", *words)
+        assert done.stdout == "[0 node0] ran\n", done.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("bench",)])
+def test_without_a_command_there_is_help(lab: Lab, words: tuple[str, ...]) -> None:
+    done = lab(*words)
+    assert "Usage: lab" in done.stdout
+    assert done.stderr == ""
+    assert done.returncode == 2
