@@ -40,7 +40,7 @@ from lab.parallel.comm_hooks import Hook, Mean
 from lab.parallel.graph import moved_to
 from lab.parallel.reducer import Reducer
 from lab.parallel.replicas import broadcast_, check_replicas, describe
-from lab.parallel.uneven import Shadow, meet_shadows
+from lab.parallel.uneven import Shadow, check_forward, meet_shadows
 
 
 class DistributedDataParallel(nn.Module, Joinable):
@@ -230,7 +230,10 @@ class DistributedDataParallel(nn.Module, Joinable):
                 with a communication hook, which divides as it likes.
             enable: False: do nothing.
             throw_on_early_termination: raise RuntimeError on all ranks when the first has no more.
+                With a SyncBatchNorm in the model it must be so, else ValueError is raised.
         """
+        if enable and not throw_on_early_termination:
+            check_forward(self.module)
         return Join(
             [self],
             enable,

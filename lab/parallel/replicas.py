@@ -46,9 +46,11 @@ def check_replicas(
 
     Raises:
         ValueError: not so. On every rank, with the first rank that differs from rank 0 and the
-            first thing in which it does.
+            first thing in which it does. Or this rank is not in the group.
     """
     world_size = dist.get_world_size(group)
+    if world_size < 1:
+        raise ValueError("this rank is not in process_group: only those that are wrap the model")
     digests: list[Any] = [None] * world_size
     digest = hashlib.sha256(repr(list(description)).encode()).hexdigest()
     dist.all_gather_object(digests, digest, group=group)

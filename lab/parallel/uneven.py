@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.join import Join, JoinHook
 
 from lab.parallel.replicas import broadcast_
+from lab.parallel.sync_batchnorm import SyncBatchNorm
 
 if TYPE_CHECKING:
     from lab.parallel.ddp import DistributedDataParallel
@@ -21,6 +23,20 @@ if TYPE_CHECKING:
 
 ABSENT, ONLY_FORWARD, AVERAGES = range(3)
 """What a rank tells the others before each forward: no input; no_sync or no_grad; all of it."""
+
+
+def check_forward(module: nn.Module) -> None:
+    """Make sure that forward does not wait for others: ranks without input run none.
+
+    Raises:
+        ValueError: the module has a SyncBatchNorm, ours or torch's.
+    """
+    for name, inner in module.named_modules():
+        if isinstance(inner, SyncBatchNorm | nn.SyncBatchNorm):
+            raise ValueError(
+                f"{name or 'the module'} is a SyncBatchNorm, whose forward waits for all ranks, "
+                "also for those without input: use join(throw_on_early_termination=True)"
+            )
 
 
 def meet_shadows(model: "DistributedDataParallel", reducer: "Reducer", average: bool) -> int:

@@ -14,7 +14,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.checkpoint import checkpoint
 
-from lab.parallel import DDP, comm_hooks
+from lab.parallel import DDP, FSDP, SyncBatchNorm, comm_hooks
 from tests.ranks import RankPool
 
 WORLD_SIZES = (1, 2, 3, 4)
@@ -743,6 +743,7 @@ def refused() -> list[str]:
             DDP(nn.Sequential(nn.Embedding(4, 2, sparse=True)))(torch.tensor([1])).sum().backward()
         ),
         lambda: __import__("copy").deepcopy(DDP(nn.Linear(2, 2))),
+        lambda: DDP(nn.Sequential(nn.Linear(2, 2), SyncBatchNorm(2))).join(),
     ]
     messages = []
     for call in calls:
@@ -750,6 +751,21 @@ def refused() -> list[str]:
             call()
         messages.append(f"{caught.type.__name__}: {caught.value}")
     return messages
+
+
+def outside_of_the_group() -> list[str]:
+    group = dist.new_group([0])
+    messages = []
+    for kind in (DDP, FSDP):
+        if dist.get_rank() == 1:
+            with pytest.raises(ValueError, match="not in process_group") as caught:
+                kind(nn.Linear(2, 2), process_group=group)
+            messages.append(str(caught.value))
+    return messages
+
+
+def test_ranks_outside_of_the_group_are_told_so(ranks: RankPool) -> None:
+    assert [len(messages) for messages in ranks.run(2, outside_of_the_group)] == [0, 2]
 
 
 def test_what_cannot_be_is_refused_in_words(ranks: RankPool) -> None:
@@ -762,6 +778,7 @@ def test_what_cannot_be_is_refused_in_words(ranks: RankPool) -> None:
         "ValueError: the model is on cpu, but device_ids or output_device: cuda:0",
         "TypeError: the gradient of 0.weight is sparse",
         "TypeError: a DistributedDataParallel cannot be copied or pickled",
+        "ValueError: 1 is a SyncBatchNorm, whose forward waits for all ranks",
     ]
     for message, beginning in zip(messages, expected, strict=True):
         assert message.startswith(beginning)
