@@ -72,6 +72,7 @@ class Attempt:
         self._links: dict[str, AgentLink] = {}
         self._failures = Failures()
         self._alive: set[int] = set()
+        self._exited: set[int] = set()
         self._ended: set[int] = set()  # those that we ended
         self._stopped = False
         self._timed_out = False
@@ -227,6 +228,7 @@ class Attempt:
 
     def _on_exit(self, link: AgentLink, message: Message) -> None:
         self._alive.discard(message["rank"])
+        self._exited.add(message["rank"])
         if message["code"] != 0:
             self._failures.on_exit(link.node.name, message)
 
@@ -243,7 +245,13 @@ class Attempt:
             reason = f": {words[-1]}" if words else ""
             state = "its agent ended" if self._stays(link.node) else "the node is gone"
             self._lose(link, "node-lost", f"{state}{reason}")
+        elif not self._stopped and self._misses_ranks_of(link.node):
+            self._lose(link, "node-lost", "somebody else ended its agent before its ranks began")
         link.done = True
+
+    def _misses_ranks_of(self, node: Node) -> bool:
+        """Whether an agent that went in order has not told of the end of all its ranks."""
+        return not self._ranks_of(node) <= self._exited
 
     def _stays(self, node: Node) -> bool:
         """Whether a node is alive, and not only not yet known to be gone."""
@@ -256,11 +264,11 @@ class Attempt:
 
     def _lose(self, link: AgentLink, kind: Kind, reason: str) -> None:
         """A node on which no rank can run any more."""
-        rank = self._first_rank(link.node)
+        rank = min(self._ranks_of(link.node))
         self._failures.on_lost(Failure(rank, link.node.name, kind, 1, message=reason))
 
-    def _first_rank(self, node: Node) -> int:
-        return min(rank.rank for rank in self._topology.ranks() if rank.node == node)
+    def _ranks_of(self, node: Node) -> set[int]:
+        return {rank.rank for rank in self._topology.ranks() if rank.node == node}
 
     # Judging
 

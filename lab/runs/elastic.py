@@ -26,6 +26,9 @@ class TorchrunAttempt(Attempt):
             super()._on_exit(link, message)
         self._look_for_end()
 
+    def _misses_ranks_of(self, node: Node) -> bool:
+        return False  # torchrun's own end tells
+
     @property
     def _all_ended_well(self) -> bool:
         return not self._alive and self._failures.first is None
@@ -41,7 +44,8 @@ class TorchrunAttempt(Attempt):
     def _on_torchrun(self, link: AgentLink, message: Message) -> None:
         """Take note of the end of a torchrun. If ranks failed, that was told before."""
         if message["code"] != 0 and self._failures.first is None:
-            self._lose(link, "agent-error", f"torchrun ended: {message['message']}")
+            words = message["message"] or "somebody else ended it"
+            self._lose(link, "agent-error", f"torchrun ended: {words}")
 
 
 class ElasticAttempt(TorchrunAttempt):
@@ -70,8 +74,8 @@ class ElasticAttempt(TorchrunAttempt):
     def _is_running(self) -> bool:
         return True
 
-    def _first_rank(self, node: Node) -> int:
-        return min(self.membership.ranks_on(node.name), default=super()._first_rank(node))
+    def _ranks_of(self, node: Node) -> set[int]:
+        return self.membership.ranks_on(node.name) or super()._ranks_of(node)
 
     def _on_started(self, link: AgentLink, message: Message) -> None:
         if self.membership.on_started(message):
