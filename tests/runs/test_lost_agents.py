@@ -16,16 +16,19 @@ from lab.topology import load_topology
 
 
 class Ender:
-    """Ends the agent of a node as soon as it has said hello, before ranks are told to start."""
+    """Ends the agent that says hello last, before ranks are told to start."""
 
-    def __init__(self, node: str) -> None:
-        self._node = node
+    def __init__(self, agents: int) -> None:
+        self._awaited = agents
+        self.node: str | None = None
 
     def log(self, node: str, rank: int, stream: str, text: str) -> None:
         """Not of interest."""
 
     def event(self, message: dict[str, Any]) -> None:
-        if message["type"] == "hello" and message["node"] == self._node:
+        self._awaited -= message["type"] == "hello"
+        if message["type"] == "hello" and self._awaited == 0:
+            self.node = message["node"]
             os.kill(message["pid"], signal.SIGTERM)
             while started(message["pid"]) is not None:
                 time.sleep(0.01)
@@ -38,8 +41,9 @@ def test_an_agent_that_is_ended_before_its_ranks_began(nodes: int, tmp_path: Pat
     )
     topology = load_topology("pair", nodes=nodes, on="local")
     job = Job.from_command_line(["job.py"], topology=topology, cwd=tmp_path)
-    last = topology.nodes[-1].name
-    _, verdict = execute(topology, job, nullcontext(lambda _step: None), [Ender(last)], timeout=60)
+    ender = Ender(nodes)
+    _, verdict = execute(topology, job, nullcontext(lambda _step: None), [ender], timeout=60)
     assert (verdict.kind, verdict.exit_code) == ("node-lost", 1)
-    assert f"{last}" in verdict.summary
+    assert verdict.first is not None
+    assert verdict.first.node == ender.node
     assert "ended its agent" in verdict.summary
