@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FrameType
@@ -11,6 +10,7 @@ from lab import interrupts
 from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, LabError
 from lab.node.protocol import Message
 from lab.runs.attempt import Attempt, Interrupts
+from lab.runs.claim import Claim
 from lab.runs.directory import RunDirectory, RunFiles
 from lab.runs.elastic import ElasticAttempt, TorchrunAttempt
 from lab.runs.hints import hint_for
@@ -64,8 +64,8 @@ class RunController:
         self.timeout = timeout
         self.max_restarts = job.spare_nodes(topology) if max_restarts is None else max_restarts
         self._stdin = stdin
-        self._created = time.time()
         self.directory = RunDirectory.create(topology, job)
+        self._claim = Claim.of_run(self.directory.path) if topology.on == "docker" else None
         self._listeners = listeners
         self._files = RunFiles(self.directory)
         self._interrupts = Interrupts()
@@ -163,8 +163,8 @@ class RunController:
         return self.max_restarts if self.job.min_nodes is None else 0
 
     def _finish(self, verdict: Verdict) -> None:
-        if self.topology.on == "docker":
-            self.directory.claim(self._created)
+        if self._claim is not None:
+            self._claim.settle()
         self.directory.finish(verdict)
         self._files.close()
 

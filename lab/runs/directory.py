@@ -26,8 +26,6 @@ RESERVE = ".reserve"
 """Room on the disk for how the run ended, which is to be said where the disk is full, too."""
 RESERVED = 1 << 16
 """Bytes of it."""
-UNPRIVILEGED = 1000
-"""The uid of ranks in containers where root calls: see docker/node-entrypoint."""
 
 
 class RunDirectory:
@@ -172,38 +170,8 @@ class RunDirectory:
             write_json(self.path / "verdict.json", verdict.to_json())
             self._write_state(**self.info() | end)
 
-    def claim(self, since: float) -> None:
-        """Give to root what ranks in containers made, where root calls.
-
-        They never run as root, so what they made belongs to the user that they ran as instead:
-        files of that user that are new since then (seconds since the epoch) are given to root. In
-        another user's folder only those in the run directory.
-        """
-        if os.geteuid() != 0:
-            return
-        cwd = self.path.parent.parent
-        for path in _new_files(cwd if cwd.stat().st_uid == 0 else self.path, since):
-            with contextlib.suppress(OSError):
-                if path.lstat().st_uid == UNPRIVILEGED:
-                    os.lchown(path, 0, 0)
-
     def _write_state(self, **info: Any) -> None:
         write_json(self.path / "state.json", info)
-
-
-def _new_files(folder: Path, since: float) -> Iterator[Path]:
-    """What has been made or changed below a folder.
-
-    A file that is new has changed its folder too, so only the files of such folders are looked at.
-    """
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        changed = folder.lstat().st_ctime >= since
-        for entry in entries:
-            is_folder = entry.is_dir(follow_symlinks=False)
-            if (changed or is_folder) and entry.stat(follow_symlinks=False).st_ctime >= since:
-                yield Path(entry.path)
-            if is_folder:
-                yield from _new_files(Path(entry.path), since)
 
 
 @contextlib.contextmanager
