@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 
 from lab import interrupts
@@ -11,14 +12,16 @@ from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, LabError
 from lab.node.protocol import Message
 from lab.runs.attempt import Attempt, Interrupts
 from lab.runs.claim import Claim
-from lab.runs.directory import RunDirectory, RunFiles
+from lab.runs.deadline import Deadline
+from lab.runs.directory import RunDirectory, RunFiles, explained
 from lab.runs.elastic import ElasticAttempt, TorchrunAttempt
 from lab.runs.hints import hint_for
 from lab.runs.job import Job
+from lab.runs.last_lines import LastLines
 from lab.runs.listener import Listener
 from lab.runs.nodes import node_jobs
 from lab.runs.stdin import Stdin
-from lab.runs.verdict import Kind, Verdict
+from lab.runs.verdict import Failure, Kind, Verdict
 from lab.topology import Topology
 from lab.transport.base import Progress, Transport
 
@@ -39,7 +42,7 @@ class RunController:
         job: Job,
         transport: Transport,
         listeners: Sequence[Listener] = (),
-        grace: float = 30.0,
+        grace: float | None = None,
         timeout: float | None = None,
         max_restarts: int | None = None,
         stdin: Stdin | None = None,
@@ -51,8 +54,9 @@ class RunController:
             job: what their ranks run.
             transport: where the nodes are.
             listeners: who is told what happens.
-            grace: seconds between SIGTERM and SIGKILL for the ranks after Ctrl-C or `timeout`.
-            timeout: seconds that the ranks may take; None: as long as they like.
+            grace: seconds between SIGTERM and SIGKILL for the ranks that lab ends; None: 30 after
+                Ctrl-C or `timeout`, 1 after another rank's failure.
+            timeout: seconds that the ranks may take, restarts included; None: as long as they like.
             max_restarts: how often to begin again after a failure; None: as often as the job's
                 `min_nodes` lets nodes be lost, since torchrun counts that as well.
             stdin: what rank 0 may read; None: nothing.
@@ -61,7 +65,7 @@ class RunController:
         self.job = job
         self.transport = transport
         self.grace = grace
-        self.timeout = timeout
+        self._deadline = Deadline(timeout)
         self.max_restarts = job.spare_nodes(topology) if max_restarts is None else max_restarts
         self._stdin = stdin
         self.directory = RunDirectory.create(topology, job)
@@ -69,16 +73,20 @@ class RunController:
         self._listeners = listeners
         self._files = RunFiles(self.directory)
         self._interrupts = Interrupts()
+        self._last_lines = LastLines()
         self._began = False  # ranks have been told to start
 
-    def up(self, progress: Progress) -> None:
-        """Bring the nodes up, if need be.
+    def up(self, progress: Progress, prepare: Callable[[Path], None] | None = None) -> None:
+        """Bring the nodes up, if need be; `prepare` gets the run directory before.
 
         Raises:
             LabError: they do not come up. The run directory says so too.
         """
         try:
             interrupts.check()
+            if prepare is not None:
+                with explained(self.directory.path):
+                    prepare(self.directory.path)
             self.transport.up(progress, self.directory.id)
             interrupts.check()
         except LabError as error:
@@ -103,7 +111,9 @@ class RunController:
         try:
             verdict = self._attempts()
             if verdict.first is not None:
-                verdict = replace(verdict, hint=hint_for(verdict.first, self.job))
+                hint = hint_for(verdict.first, self.job) or verdict.hint
+                first = replace(verdict.first, last_lines=self._last_lines.of(verdict.first.rank))
+                verdict = replace(verdict, first=first, hint=hint)
             self._finish(verdict)
             if verdict.kind == "interrupted":
                 self.transport.release()
@@ -131,7 +141,7 @@ class RunController:
                 self,
                 self._interrupts,
                 self.grace,
-                self.timeout,
+                self._deadline,
                 self._stdin,
             )
             run_id, run_dir = self.directory.id, self.directory.path
@@ -140,9 +150,9 @@ class RunController:
                 for job in node_jobs(self.topology, self.job, self.transport, run_id, run_dir)
             ]
             verdict = attempt.run(jobs)
-            if self._interrupts.count or verdict.first is None:
+            if self._interrupts.count or verdict.first is None or self._deadline.has_passed:
                 return verdict
-            if verdict.first.found_port_taken and self.topology.master.port is None:
+            if self._picked_taken_port(attempt, verdict.first):
                 ports_taken += 1
                 if ports_taken >= PORT_TRIES:
                     return verdict
@@ -151,6 +161,12 @@ class RunController:
             else:
                 return verdict
             self.event({"type": "restart", "count": restarts, "because": verdict.summary})
+
+    def _picked_taken_port(self, attempt: Attempt, failure: Failure) -> bool:
+        """Whether it was our choice of a port that failed, and so nothing has happened yet."""
+        if self.topology.master.port is not None or attempt.port is None:
+            return False
+        return failure.found_port_taken(attempt.port)
 
     def _kind_of_attempt(self) -> type[Attempt]:
         if self.job.min_nodes is not None:
@@ -173,6 +189,7 @@ class RunController:
     def log(self, node: str, rank: int, stream: str, text: str) -> None:
         """See `Listener`."""
         self._files.log(node, rank, stream, text)
+        self._last_lines.log(rank, stream, text)
         for listener in self._listeners:
             listener.log(node, rank, stream, text)
 
@@ -180,6 +197,8 @@ class RunController:
         """See `Listener`."""
         self._began = self._began or message["type"] == "run"
         self._files.event(message)
+        if message["type"] == "restart":
+            self._last_lines.clear()
         for listener in self._listeners:
             listener.event(message)
 

@@ -49,7 +49,7 @@ class RunDirectory:
         now = datetime.now(UTC)
         path = job.cwd / RUNS / f"{now:%Y%m%d-%H%M%S}-{topology.name}-{secrets.token_hex(2)}"
         run = cls(path)
-        with _explained(path), _nothing_half(path):
+        with explained(path), _nothing_half(path):
             path.mkdir(parents=True)
             # Random bytes: some disks keep zeros, or what can be compressed, in no space at all.
             (path / RESERVE).write_bytes(os.urandom(RESERVED))
@@ -165,7 +165,7 @@ class RunDirectory:
             LabError: it cannot be written.
         """
         end = {"state": "finished", "exit_code": verdict.exit_code, "summary": verdict.summary}
-        with _explained(self.path):
+        with explained(self.path):
             (self.path / RESERVE).unlink(missing_ok=True)
             write_json(self.path / "verdict.json", verdict.to_json())
             self._write_state(**self.info() | end)
@@ -175,7 +175,7 @@ class RunDirectory:
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: Path) -> Iterator[None]:
     """Say in one line that a run directory cannot be written."""
     try:
         yield
@@ -201,29 +201,28 @@ class RunFiles:
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._files: dict[tuple[str, int, str], FileIO] = {}
-        self._events = (run.path / "events.jsonl").open("wb", buffering=0)
+        self._files: dict[Path, FileIO] = {}
 
     def log(self, node: str, rank: int, stream: str, text: str) -> None:
         """Append to `<node>/rank<rank>.<stream>`, byte for byte what the rank wrote."""
-        left = memoryview(text.encode("utf-8", "surrogateescape"))
-        with _explained(self._run.path):
-            file = self._files.get((node, rank, stream))
-            if file is None:
-                file = log_path(self._run, node, rank, stream).open("ab", buffering=0)
-                self._files[node, rank, stream] = file
-            while left:  # a disk that is nearly full takes a part
-                left = left[file.write(left) :]
+        path = log_path(self._run, node, rank, stream)
+        self._append(path, text.encode("utf-8", "surrogateescape"))
 
     def event(self, message: dict[str, Any]) -> None:
         """Append to events.jsonl, with the time (seconds since the epoch)."""
         line = json.dumps({"time": round(time.time(), 6), **message}) + "\n"
-        with _explained(self._run.path):
-            self._events.write(line.encode())
+        self._append(self._run.path / "events.jsonl", line.encode())
+
+    def _append(self, path: Path, data: bytes) -> None:
+        left = memoryview(data)
+        with explained(self._run.path):
+            if path not in self._files:
+                self._files[path] = path.open("ab", buffering=0)
+            while left:  # a disk that is nearly full takes a part
+                left = left[self._files[path].write(left) :]
 
     def close(self) -> None:
         """Nothing comes any more."""
-        self._events.close()
         for file in self._files.values():
             file.close()
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from lab.errors import UsageError
 from lab.runs.controller import RunController
 from lab.runs.job import Job
 from lab.runs.listener import Listener
@@ -20,7 +21,7 @@ def execute(
     progress: AbstractContextManager[Progress],
     listeners: Sequence[Listener] = (),
     *,
-    grace: float = 30.0,
+    grace: float | None = None,
     timeout: float | None = None,
     max_restarts: int | None = None,
     stdin: Stdin | None = None,
@@ -32,14 +33,24 @@ def execute(
     `prepare` gets the run directory before anything is started.
 
     Raises:
+        UsageError: a limit is no such number.
         LabError: it could not be started.
     """
+    _check_limits(grace, timeout, max_restarts)
     transport = transport_for(topology, job.cwd, job.requirements)
     controller = RunController(
         topology, job, transport, listeners, grace, timeout, max_restarts, stdin
     )
-    if prepare is not None:
-        prepare(controller.directory.path)
     with progress as tell:
-        controller.up(tell)
+        controller.up(tell, prepare)
     return controller, controller.run()
+
+
+def _check_limits(grace: float, timeout: float | None, max_restarts: int | None) -> None:
+    """Raise UsageError where one of them cannot be."""
+    if not grace >= 0:  # NaN is not, either
+        raise UsageError(f"grace {grace}: name the seconds, 0 or more")
+    if timeout is not None and not timeout > 0:
+        raise UsageError(f"timeout {timeout}: name the seconds, more than 0")
+    if max_restarts is not None and max_restarts < 0:
+        raise UsageError(f"max_restarts {max_restarts}: name a number, 0 or more")
