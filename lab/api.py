@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, overload
 
 from lab.errors import EXIT_INTERRUPTED, LabError, UsageError
 from lab.rank.call import refuse_runs
@@ -68,23 +68,32 @@ class RankError(RunError):
             self.add_note(f"in rank {self.rank} on {self.node}:\n{self.traceback.rstrip()}")
 
 
+class _Options(TypedDict, total=False):
+    """What `run` takes whatever it runs, for its overloads; see there."""
+
+    args: Sequence[Any]
+    nodes: str | int | None
+    slots: int | None
+    on: str | None
+    backend: str | None
+    cwd: str | Path | None
+    env: Mapping[str, str] | None
+    requirements: str | Path | None
+    engine: "Engine"
+    max_restarts: int | None
+    timeout: float | None
+    grace: float | None
+    cold: bool
+    quiet: bool
+
+
 @overload
 def run(
     what: Callable[..., T],
     topology: "Topology | str | Path | None" = None,
     *,
-    args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    nodes: str | int | None = None,
-    slots: int | None = None,
-    on: str | None = None,
-    env: Mapping[str, str] | None = None,
-    requirements: str | Path | None = None,
-    engine: "Engine" = "spawn",
-    timeout: float | None = None,
-    grace: float = 30.0,
-    cold: bool = False,
-    quiet: bool = False,
+    **options: "Unpack[_Options]",
 ) -> RunResult[T]: ...
 
 
@@ -93,17 +102,10 @@ def run(
     what: "str | Path | Job",
     topology: "Topology | str | Path | None" = None,
     *,
-    args: Sequence[Any] = (),
-    nodes: str | int | None = None,
-    slots: int | None = None,
-    on: str | None = None,
-    env: Mapping[str, str] | None = None,
-    requirements: str | Path | None = None,
-    engine: "Engine" = "spawn",
-    timeout: float | None = None,
-    grace: float = 30.0,
-    cold: bool = False,
-    quiet: bool = False,
+    module: bool = False,
+    python: bool = True,
+    min_nodes: int | None = None,
+    **options: "Unpack[_Options]",
 ) -> RunResult[None]: ...
 
 
@@ -113,14 +115,20 @@ def run(
     *,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
+    module: bool = False,
+    python: bool = True,
     nodes: str | int | None = None,
     slots: int | None = None,
     on: str | None = None,
+    backend: str | None = None,
+    cwd: str | Path | None = None,
     env: Mapping[str, str] | None = None,
     requirements: str | Path | None = None,
     engine: "Engine" = "spawn",
+    min_nodes: int | None = None,
+    max_restarts: int | None = None,
     timeout: float | None = None,
-    grace: float = 30.0,
+    grace: float | None = None,
     cold: bool = False,
     quiet: bool = False,
 ) -> RunResult[Any]:
@@ -135,15 +143,22 @@ def run(
         topology: a topology, or the preset or file to load one from; as for `lab run -t`.
         args: positional arguments.
         kwargs: keyword arguments of a function.
+        module: `what` is a module's name, as for `lab run -m`.
+        python: False: `what` is an executable, as for `lab run --no-python`.
         nodes: other nodes than the topology's (not for a `Topology`, which says it all).
         slots: other ranks per node; likewise.
         on: another place than the topology's: local, docker.
+        backend: another one than the topology's: auto, gloo, nccl.
+        cwd: where the ranks start; a script is looked for there. None: here.
         env: variables for the ranks, on top of the topology's.
         requirements: a file of packages for the ranks, as for `lab run --requirements`.
-        engine: what starts the ranks, as for `lab run --engine`. What may go on without nodes is a
-            `Job` with `min_nodes`.
+        engine: what starts the ranks, as for `lab run --engine`.
+        min_nodes: with the engine torchrun: go on when nodes are lost, while there are so many.
+            Not for functions: what they return is by rank, and ranks change.
+        max_restarts: how often all ranks begin again after a failure, as for `lab run`.
         timeout: seconds after which the run is ended.
-        grace: seconds between SIGTERM and SIGKILL after Ctrl-C or `timeout`.
+        grace: seconds between SIGTERM and SIGKILL for ranks that are ended; None: 30 after Ctrl-C
+            or `timeout`, 1 after another rank's failure.
         cold: start the ranks from nothing, though nodes may have a warm process.
         quiet: do not print what the ranks write; it is in the run directory either way.
 
@@ -157,28 +172,38 @@ def run(
     refuse_runs()
     from lab.runs.call import Call
     from lab.runs.execute import execute
-    from lab.runs.job import Job, check_engine
+    from lab.runs.job import Job
 
-    loaded = _topology(topology, nodes, slots, on)
-    check_engine(engine, None, loaded)
-    cwd = Path.cwd()
+    loaded = _topology(topology, nodes, slots, on, backend)
+    here = Path.cwd()
     call: Call | None = None
-    settings: dict[str, Any] = {"env": _variables(env), "cold": cold, "engine": engine}
-    if requirements is not None:
-        settings["requirements"] = Path(requirements)
+    settings: dict[str, Any] = {
+        "module": module,
+        "python": python,
+        "start": None if cwd is None else Path(cwd),
+        "env": {name: str(value) for name, value in (env or {}).items()},
+        "requirements": None if requirements is None else Path(requirements),
+        "cold": cold,
+        "engine": engine,
+        "min_nodes": min_nodes,
+    }
     if isinstance(what, Job):
-        if args or kwargs or env or requirements or cold or engine != "spawn":
+        script = module or not python or engine != "spawn" or min_nodes is not None
+        if any((args, kwargs, script, cwd, env, requirements, cold)):
             raise UsageError("a Job has its arguments and variables in it; give it none beside it")
         job = what
-        check_engine(job.engine, job.min_nodes, loaded)
+        job.check(loaded)
     elif isinstance(what, str | Path):
         if kwargs:
             raise UsageError("kwargs are for functions; a script takes args, each a string")
         words = [str(what), *map(str, args)]
-        job = Job.from_command_line(words, topology=loaded, cwd=cwd, **settings)
+        job = Job.from_command_line(words, topology=loaded, cwd=here, **settings)
     else:
-        call = Call.of(what, args, kwargs or {}, cwd=cwd, local=loaded.on == "local")
-        job = Job(command=call.command, cwd=cwd, **settings)
+        if module or not python or min_nodes is not None:
+            raise UsageError("module, python and min_nodes are for scripts, not for functions")
+        call = Call.of(what, args, kwargs or {}, cwd=here, local=loaded.on == "local")
+        settings["module"] = True
+        job = Job.from_command_line(call.words, topology=loaded, cwd=here, **settings)
 
     listeners, progress = _console(loaded, quiet)
     controller, verdict = execute(
@@ -188,6 +213,7 @@ def run(
         listeners,
         grace=grace,
         timeout=timeout,
+        max_restarts=max_restarts,
         prepare=None if call is None else call.write,
     )
     directory = controller.directory.path
@@ -202,26 +228,22 @@ def run(
     raise RankError(verdict, directory) from cause
 
 
-def _variables(env: Mapping[str, str] | None) -> dict[str, str]:
-    from lab.runs.variables import job_variables
-
-    return job_variables({}, given=[f"{name}={value}" for name, value in (env or {}).items()])
-
-
 def _topology(
     topology: "Topology | str | Path | None",
     nodes: str | int | None,
     slots: int | None,
     on: str | None,
+    backend: str | None,
 ) -> "Topology":
     from lab.topology import Topology, load_topology
 
     if not isinstance(topology, Topology):
         source = None if topology is None else str(topology)
-        return load_topology(source, nodes=nodes, slots=slots, on=on)
+        return load_topology(source, nodes=nodes, slots=slots, on=on, backend=backend)
     if nodes is not None or slots is not None:
         raise UsageError("a Topology has its nodes and slots in it; give it none beside it")
-    return topology if on is None else Topology.model_validate(topology.model_dump() | {"on": on})
+    other = {name: value for name, value in (("on", on), ("backend", backend)) if value is not None}
+    return Topology.model_validate(topology.model_dump() | other) if other else topology
 
 
 def _console(topology: "Topology", quiet: bool) -> tuple[Sequence["Listener"], Any]:

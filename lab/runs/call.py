@@ -69,9 +69,9 @@ class Call:
         return cls(name, data, {"path": path, **main})
 
     @property
-    def command(self) -> tuple[str, ...]:
-        """What every rank runs; the name is for those who read it."""
-        return ("-m", WORKER, self.name)
+    def words(self) -> tuple[str, ...]:
+        """What every rank runs, a module; the name is for those who read it."""
+        return (WORKER, self.name)
 
     def write(self, directory: Path) -> None:
         """Put what the ranks need into the run directory."""

@@ -46,9 +46,9 @@ def execute(
     return controller, controller.run()
 
 
-def _check_limits(grace: float, timeout: float | None, max_restarts: int | None) -> None:
+def _check_limits(grace: float | None, timeout: float | None, max_restarts: int | None) -> None:
     """Raise UsageError where one of them cannot be."""
-    if not grace >= 0:  # NaN is not, either
+    if grace is not None and not grace >= 0:  # NaN is not, either
         raise UsageError(f"grace {grace}: name the seconds, 0 or more")
     if timeout is not None and not timeout > 0:
         raise UsageError(f"timeout {timeout}: name the seconds, more than 0")

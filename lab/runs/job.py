@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from lab.errors import UsageError
 from lab.runs.script import check_executable, check_script
-from lab.runs.variables import redacted
+from lab.runs.variables import check_variables, redacted
 from lab.topology import Topology
 
 Engine = Literal["spawn", "torchrun"]
@@ -27,7 +27,7 @@ class Job(BaseModel):
     cwd: Path
     """The caller's working directory, which the nodes see too; `runs/` is in it."""
     start: Path | None = None
-    """Where the ranks start, unless in `cwd`."""
+    """Where the ranks start, as seen from `cwd`; None: in it."""
     python: bool = True
     """Whether the command is for Python; else its first word is the executable."""
     env: Mapping[str, str] = {}
@@ -40,6 +40,16 @@ class Job(BaseModel):
     """What starts the ranks on a node: its agent, or PyTorch's own, torchrun."""
     min_nodes: int | None = None
     """Of torchrun: how many nodes are enough to go on without the others; None: all, always."""
+
+    @field_validator("cwd")
+    @classmethod
+    def _absolute(cls, cwd: Path) -> Path:
+        return cwd.absolute()
+
+    @field_validator("start")
+    @classmethod
+    def _seen_from_cwd(cls, start: Path | None, info: ValidationInfo) -> Path | None:
+        return None if start is None else (info.data["cwd"] / start).resolve()
 
     @property
     def start_folder(self) -> Path:
@@ -73,37 +83,26 @@ class Job(BaseModel):
         """
         if module and not python:
             raise UsageError("-m is for Python's modules; leave it out, or leave --no-python out")
-        check_engine(engine, min_nodes, topology)
-        folder = _start_folder(start, cwd, topology)
-        if not words:
-            if not python or module:
-                flag = "-m needs a module" if module else "--no-python needs an executable"
-                raise UsageError(f"{flag}: put it last, with its arguments")
-            if topology.job is None:
-                raise UsageError(
-                    f"nothing to run: the topology {topology.name} has no job. "
-                    "Name a script: lab run SCRIPT [ARGS], or a module: lab run -m MODULE [ARGS]"
-                )
-            command = topology.job.argv
-        else:
+        if engine not in get_args(Engine):
+            raise UsageError(
+                f"--engine {engine}: there is no such engine; it is {' or '.join(get_args(Engine))}"
+            )
+        if words:
             command = ("-m", *words) if module else tuple(words)
-        if not command[0]:
-            raise UsageError("the script's name is empty; name a file, or -m and a module")
-        if not python:
-            here = topology.on == "local" and requirements is None  # nothing comes on top
-            check_executable(command[0], folder, local=here)
-        elif command[0] != "-m":
-            check_script(command[0], folder, cwd)
-            script = (folder / command[0]).resolve()
-            if topology.on != "local" and not script.is_relative_to(cwd.resolve()):
-                raise UsageError(
-                    f"nodes see only {cwd} and what is below it, and the script is {script}; "
-                    "call lab from a folder above it"
-                )
-        return cls(
+        elif not python or module:
+            flag = "-m needs a module" if module else "--no-python needs an executable"
+            raise UsageError(f"{flag}: put it last, with its arguments")
+        elif topology.job is None:
+            raise UsageError(
+                f"nothing to run: the topology {topology.name} has no job. "
+                "Name a script: lab run SCRIPT [ARGS], or a module: lab run -m MODULE [ARGS]"
+            )
+        else:
+            command = topology.job.argv
+        job = cls(
             command=command,
             cwd=cwd,
-            start=None if folder == cwd else folder,
+            start=start,
             python=python,
             env=env or {},
             requirements=requirements,
@@ -111,6 +110,56 @@ class Job(BaseModel):
             engine=cast("Engine", engine),
             min_nodes=min_nodes,
         )
+        job.check(topology)
+        return job
+
+    def check(self, topology: Topology) -> None:
+        """Look at what can be known to be wrong before anything is started.
+
+        Raises:
+            UsageError: this job cannot be run on that topology's nodes.
+        """
+        self._check_min_nodes(topology)
+        self._check_start(topology)
+        check_variables(self.env)
+        name, folder = self.command[0], self.start_folder
+        if not name:
+            raise UsageError("the script's name is empty; name a file, or -m and a module")
+        if not self.python:
+            here = topology.on == "local" and self.requirements is None  # nothing comes on top
+            check_executable(name, folder, local=here)
+        elif name == "-m":
+            if not any(self.command[1:2]):
+                raise UsageError("-m needs a module: put it last, with its arguments")
+        else:
+            check_script(name, folder, self.cwd)
+            self._check_seen(topology, (folder / name).resolve(), f"the script {name}")
+
+    def _check_min_nodes(self, topology: Topology) -> None:
+        if self.min_nodes is None:
+            return
+        if self.engine != "torchrun":
+            raise UsageError("--min-nodes is for PyTorch's elastic agent; add --engine torchrun")
+        if not 1 <= self.min_nodes <= topology.nnodes:
+            raise UsageError(
+                f"--min-nodes {self.min_nodes}: the topology {topology.name} has {topology.nnodes} "
+                f"node{'s' * (topology.nnodes > 1)}; name a number from 1 to {topology.nnodes}"
+            )
+
+    def _check_start(self, topology: Topology) -> None:
+        if self.start is None:
+            return
+        if not self.start.is_dir():
+            what = "is not a folder" if self.start.exists() else "does not exist"
+            raise UsageError(f"--cwd: {self.start} {what}")
+        self._check_seen(topology, self.start, "--cwd")
+
+    def _check_seen(self, topology: Topology, path: Path, what: str) -> None:
+        if topology.on != "local" and not path.is_relative_to(self.cwd.resolve()):
+            raise UsageError(
+                f"{what}: nodes see only {self.cwd} and what is below it, not {path}; "
+                "call lab from a folder above both"
+            )
 
     def __str__(self) -> str:
         return shlex.join(self.command)
@@ -118,36 +167,3 @@ class Job(BaseModel):
     def to_json(self) -> dict[str, Any]:
         """Plain data, to be kept: values whose names say that they are secret are left out."""
         return {**self.model_dump(mode="json"), "env": redacted(self.env)}
-
-
-def check_engine(engine: str, min_nodes: int | None, topology: Topology) -> None:
-    """Raise UsageError where there is no such engine, or it cannot do with so few nodes."""
-    engines = get_args(Engine)
-    if engine not in engines:
-        raise UsageError(
-            f"--engine {engine}: there is no such engine; it is {' or '.join(engines)}"
-        )
-    if min_nodes is None:
-        return
-    if engine != "torchrun":
-        raise UsageError("--min-nodes is for PyTorch's elastic agent; add --engine torchrun")
-    if not 1 <= min_nodes <= topology.nnodes:
-        raise UsageError(
-            f"--min-nodes {min_nodes}: the topology {topology.name} has {topology.nnodes} "
-            f"node{'s' * (topology.nnodes > 1)}; name a number from 1 to {topology.nnodes}"
-        )
-
-
-def _start_folder(start: Path | None, cwd: Path, topology: Topology) -> Path:
-    if start is None:
-        return cwd
-    folder = (cwd / start).resolve()
-    if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise UsageError(f"--cwd {start}: {folder} {what}")
-    if topology.on != "local" and not folder.is_relative_to(cwd.resolve()):
-        raise UsageError(
-            f"--cwd {start}: nodes see only {cwd} and what is below it; "
-            "name a folder there, or call lab from a folder above both"
-        )
-    return folder

@@ -64,6 +64,12 @@ def job_variables(
     return variables
 
 
+def check_variables(variables: Mapping[str, str]) -> None:
+    """Raise UsageError where one of them has no name to go by, or a name that is lab's."""
+    for name, value in variables.items():
+        _check_name(name, f"env {name}", value)
+
+
 def unmatched(caller: Mapping[str, str], passed: Sequence[str]) -> list[str]:
     """Those of the patterns that no variable of the caller has: perhaps a slip of the pen."""
     return [pattern for pattern in passed if not fnmatch.filter(caller, pattern)]

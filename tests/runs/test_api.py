@@ -114,7 +114,7 @@ if __name__ == "__main__":
     assert code == "RankError 5 None rank 0 on node0: exited with code 5"
     assert lock.startswith("RankError 1 None rank 0 on node0: TypeError: what work returned cannot")
     assert leave == ("LabError 1 None work did not return on rank 0, which ended with exit code 0")
-    assert lose.startswith("RunError 1 None rank 0 on node0: its agent ended"), lose
+    assert lose.startswith("RunError 1 None rank 0 on node0: its agent "), lose
     assert sleep == "RunError 124 None not done after 1 s (--timeout)"
 
 
@@ -142,16 +142,105 @@ except UsageError as error:
         ("run('x.py', 'solo', on='local', kwargs={'a': 1})", "kwargs are for functions"),
         ("run(print, 'solo', on='local', env={'RANK': '1'})", "RANK is set by lab"),
         ("run(print, load_topology('solo'), slots=2)", "give it none beside it"),
+        ("run(print, 'solo', on='local', min_nodes=1)", "not for functions"),
+        ("run(print, 'solo', on='local', engine='x')", "spawn or torchrun"),
+        ("run(print, 'solo', on='local', cwd='nosuch')", "does not exist"),
+        ("run(print, 'solo', on='local', grace=float('nan'))", "0 or more"),
+        ("run(print, 'solo', on='local', timeout=0)", "more than 0"),
+        ("run(print, 'solo', on='local', max_restarts=-1)", "0 or more"),
+        ("run(print, 'solo', on='local', backend='x')", "nccl"),
+        ("run(Job(command=('-m', 'x'), cwd='.'), 'solo', module=True)", "none beside it"),
     ],
 )
 def test_what_cannot_be_sent(lab: Lab, call: str, words: str) -> None:
     text = f"""
-from lab import load_topology
+from lab import Job, load_topology
 def inner():
     def function(): pass
     return function
 try:
     {call}
+except UsageError as error:
+    print(error)
+"""
+    done = python(lab, text)
+    assert words in done.stdout, done.stderr
+    assert lab.runs() == []
+
+
+def test_what_lab_run_takes(lab: Lab) -> None:
+    """A module, a folder, an executable, beginning again: without a Job built by hand."""
+    lab.script(
+        "import os, sys\n"
+        "print(os.path.basename(os.getcwd()), sys.argv[1:], os.environ['X'], flush=True)\n"
+        "sys.exit(0 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '1' else 3)",
+        "sub/mine.py",
+    )
+    text = """
+options = dict(on="local", cwd="sub", env={"X": 7}, max_restarts=1)
+run("mine", "solo", module=True, args=["a"], **options)
+run("mine.py", "solo", args=["b"], **options)
+run("sh", "solo", python=False, args=["-c", "echo $X; pwd"], **options)
+"""
+    done = python(lab, text)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        *["[0 node0] sub ['a'] 7"] * 2,
+        *["[0 node0] sub ['b'] 7"] * 2,
+        "[0 node0] 7",
+        f"[0 node0] {lab.cwd / 'sub'}",
+    ]
+
+
+def test_a_function_starts_where_it_is_told_and_begins_again(lab: Lab) -> None:
+    (lab.cwd / "sub").mkdir()
+    text = """
+def work():
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0": raise ValueError
+    return os.path.basename(os.getcwd())
+
+if __name__ == "__main__":
+    print(run(work, "pair", on="local", cwd="sub", max_restarts=1, quiet=True).results)
+"""
+    assert python(lab, text).stdout == "('sub', 'sub')\n"
+
+
+def test_nodes_may_be_lost(lab: Lab) -> None:
+    text = """
+done = run("w.py", "pair", on="local", engine="torchrun", min_nodes=1, quiet=True)
+print(done.verdict.kind, __import__("json").loads((done.directory / "job.json").read_text())
+    ["min_nodes"])
+"""
+    lab.script("", "w.py")
+    done = python(lab, text)
+    assert done.stdout == "ok 1\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ("command=('nope.py',), cwd='.'", "there is no script nope.py"),
+        ("command=('broken.py',), cwd='.'", "broken.py:1: "),
+        ("command=('',), cwd='.'", "name is empty"),
+        ("command=('-m',), cwd='.'", "-m needs a module"),
+        ("command=('nosuchtool',), cwd='.', python=False", "no executable nosuchtool"),
+        ("command=('good.py',), cwd='.', start='nosuch'", "does not exist"),
+        ("command=('good.py',), cwd='.', start='sub'", "../good.py"),
+        ("command=('good.py',), cwd='.', env={'RANK': '1'}", "RANK is set by lab"),
+        ("command=('good.py',), cwd='.', env={'A B': '1'}", "'A B'"),
+        ("command=('good.py',), cwd='.', min_nodes=1", "add --engine torchrun"),
+        ("command=('good.py',), cwd='.', engine='torchrun', min_nodes=9", "from 1 to 2"),
+        ("command=('good.py',), cwd='.', requirements='nosuch.txt'", "nosuch.txt"),
+    ],
+)
+def test_a_job_made_by_hand_is_checked_as_any_other(lab: Lab, job: str, words: str) -> None:
+    lab.script("", "good.py")
+    lab.script("", "sub/x.py")
+    lab.script("def f(:", "broken.py")
+    text = f"""
+from lab import Job
+try:
+    run(Job({job}), "pair", on="local")
 except UsageError as error:
     print(error)
 """
