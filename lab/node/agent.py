@@ -29,6 +29,8 @@ from lab.node.torchrun import Torchrun
 BUFFER_LIMIT = 1 << 20
 """Bytes that may wait for the reader of stdout before the agent stops reading the ranks."""
 FLUSH_TIMEOUT = 2.0
+LONGEST_WAIT = 3600.0
+"""Seconds after which to look again at least: the system counts only so many milliseconds."""
 
 
 class Agent:
@@ -168,7 +170,9 @@ class Agent:
         """Seconds until there is something to do though nobody says anything."""
         times = (self._kill_at, self._input.look_at)
         soonest = min((at for at in times if at is not None), default=None)
-        return None if soonest is None else max(0.0, soonest - time.monotonic())
+        if soonest is None:
+            return None
+        return min(max(0.0, soonest - time.monotonic()), LONGEST_WAIT)
 
     def _ask_for_input(self) -> None:
         size = self._input.look()

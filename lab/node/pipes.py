@@ -5,7 +5,7 @@ import selectors
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from lab.node.protocol import decode
+from lab.node.protocol import FROM_RANKS, decode
 
 CHUNK = 1 << 16
 PIPE_CAPACITY = 1 << 20
@@ -84,8 +84,20 @@ class Pipes:
         if pipe.name == "events":
             *lines, pipe.partial = (pipe.partial + data).split(b"\n")
             for line in lines:
-                self._report(**{**decode(line), "rank": pipe.rank})
+                self._on_event(pipe.rank, line)
         else:
             text = data.decode("utf-8", "surrogateescape")
             self._report("log", rank=pipe.rank, stream=pipe.name, data=text)
         return True
+
+    def _on_event(self, rank: int, line: bytes) -> None:
+        """Hand on what a rank's bootstrap says; the script may have got hold of its descriptor."""
+        try:
+            message = decode(line)
+            fields = {name: message[name] for name in FROM_RANKS[message["type"]]}
+        except (ValueError, KeyError):
+            text = f"lab: rank {rank} wrote to lab's own descriptor, which is ignored: "
+            said = line[:80].decode(errors="replace")
+            self._report("log", rank=rank, stream="err", data=f"{text}{said}\n")
+        else:
+            self._report(message["type"], rank=rank, **fields)

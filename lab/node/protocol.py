@@ -46,6 +46,11 @@ from typing import Any
 
 Message = dict[str, Any]
 
+FROM_RANKS = {
+    "exception": ("kind", "message", "file", "line", "traceback", "chain"),
+    "context": ("chain",),
+}
+"""What a rank's bootstrap itself may tell its agent, by type; the agent adds the rest."""
 STOP_GRACE = 5.0
 """Seconds that ranks have between SIGTERM and SIGKILL when the agent's stdin has ended."""
 

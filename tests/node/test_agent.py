@@ -262,3 +262,44 @@ def test_two_agents_are_given_different_ports(tmp_path: Path) -> None:
         ports = {running.until("hello")[-1]["port"] for running in (one, other)}
     assert len(ports) == 2
     assert all(20_000 <= port < 32_768 for port in ports)
+
+
+def test_what_else_is_written_to_the_descriptor_of_events_is_dropped(tmp_path: Path) -> None:
+    script = """
+import os, stat
+for fd in map(int, os.listdir("/dev/fd")):
+    try:
+        is_pipe = fd > 2 and stat.S_ISFIFO(os.fstat(fd).st_mode)
+    except OSError:
+        continue
+    if is_pipe:
+        os.write(fd, b'no message\\n{"type": "unknown"}\\n{"type": "exception"}\\n{"type": 7}\\n')
+raise ValueError("and then")
+"""
+    with agent(job(tmp_path, script)) as running:
+        running.until("hello")
+        running.start_ranks()
+        messages = running.until("bye")
+    told = text(messages, "err").decode()
+    assert told.count("lab: rank 0 wrote to lab's own descriptor, which is ignored: ") == 4
+    assert "ignored: no message\n" in told
+    assert [m["message"] for m in messages if m["type"] == "exception"] == ["and then"]
+    assert {m["type"] for m in messages} <= {"started", "log", "exception", "exit", "bye"}
+
+
+def test_a_grace_without_an_end(tmp_path: Path) -> None:
+    script = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\n"))
+os.write(1, b"ready\n")
+while True: time.sleep(1)
+"""
+    for grace in (float("inf"), 1e9):
+        with agent(job(tmp_path, script)) as running:
+            running.until("hello")
+            running.start_ranks()
+            running.until("log")
+            running.send(type="stop", grace=grace)
+            assert text(running.until("log")) == b"asked\n"
+            running.send(type="stop", grace=0)
+            assert running.until("bye")[-2]["signal"] == signal.SIGKILL
