@@ -23,11 +23,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lab.parallel.layout import in_memory_order, lay_out
 from lab.parallel.meter import Meter
-
-ALIGNMENT = 64
-"""Bytes. Each parameter begins where a tensor of its own might: kernels may compute other bits, or
-slowly, on other addresses. The gaps are padding and stay zero."""
+from lab.parallel.ordered import sum_in_rank_order
 
 
 @dataclass
@@ -91,22 +89,18 @@ class FlatParameter:
         self.trained = first.requires_grad
         self.dtype, self.device = first.dtype, first.device
 
-        grain = max(1, ALIGNMENT // first.element_size())
-        end = 0
-        self.gaps: list[slice] = []
-        """Padding: between parameters and at the end."""
-        for slot in self.slots:
-            slot.start = -(-end // grain) * grain
-            self.gaps.append(slice(end, slot.start))
-            end = slot.start + slot.sharded.numel()
-        self.length = max(1, -(-end // self.size))
+        layout = lay_out([slot.sharded for slot in self.slots], self.size)
+        self.length = layout.length
         """Elements of a shard: ceil(padded / N)."""
-        self.gaps.append(slice(end, self.size * self.length))
-        self.gaps = [gap for gap in self.gaps if gap.start < gap.stop]
+        self.gaps = layout.gaps
+        """Padding: between parameters and at the end."""
 
         home = torch.device("cpu") if offload else self.device
         self.shard = torch.zeros(self.length, dtype=self.dtype, device=home)
-        for slot in self.slots:
+        for number, slot in enumerate(self.slots):
+            slot.start = layout.starts[number]
+            slot.offset, end, place = layout.part_of(self.rank, number)
+            slot.place = slice(place, place + end - slot.offset)
             self._cut(slot)
 
         # Its memory goes at once; the views stay and get new memory with each gather.
@@ -129,15 +123,9 @@ class FlatParameter:
 
     def _cut(self, slot: Slot) -> None:
         """Move this rank's part of a whole parameter into the shard."""
-        whole = slot.sharded.detach()
-        low, high = self.rank * self.length, (self.rank + 1) * self.length
-        start = min(max(low - slot.start, 0), whole.numel())
-        end = min(max(high - slot.start, 0), whole.numel())
-        slot.offset = start
-        place = max(slot.start - low, 0)
-        slot.place = slice(place, place + end - start) if start < end else slice(0, 0)
         part = self.shard[slot.place]
-        part.copy_(in_memory_order(whole, slot.stride)[start:end])
+        whole = in_memory_order(slot.sharded, slot.stride)
+        part.copy_(whole[slot.offset : slot.offset + len(part)])
         slot.sharded.grad = None
         slot.sharded.data = part
 
@@ -274,9 +262,7 @@ class FlatParameter:
     def _sum(self, contributions: Tensor) -> Tensor:
         """The mean of [N, length] in rank order; half precision is summed in float32."""
         wide = torch.promote_types(contributions.dtype, torch.float32)
-        total = contributions[0].to(wide, copy=True)
-        for contribution in contributions[1:]:
-            total += contribution
+        total = sum_in_rank_order(contributions, wide)
         return total.div_(self.size).to(self.shard.device, self.dtype)
 
     def drop_gradients(self) -> None:
@@ -290,10 +276,3 @@ class FlatParameter:
             work.wait()  # others still write there
             self.meter.gradients.add(-message.nbytes - contributions.nbytes)
             self._reducing = None
-
-
-def in_memory_order(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """The elements as [numel] in the order of memory that these strides give. A view if it can."""
-    if tensor.stride() != stride:
-        tensor = tensor.new_empty_strided(tensor.shape, stride).copy_(tensor)
-    return tensor.detach().as_strided((tensor.numel(),), (1,))

@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lab.parallel.flat_parameter import FlatParameter, Slot, in_memory_order
+from lab.parallel.flat_parameter import FlatParameter, Slot
 from lab.parallel.fsdp_options import FullStateDictConfig, StateDictType
 from lab.parallel.fsdp_unit import Unit
+from lab.parallel.layout import in_memory_order
 
 SHARD_KEYS = {"shape", "stride", "start", "values"}
 

@@ -10,6 +10,7 @@ from torch import nn
 from lab.parallel.flat_parameter import Slot
 from lab.parallel.fsdp_options import MixedPrecision
 from lab.parallel.fsdp_unit import SHARDED_IN
+from lab.parallel.layout import dense_stride
 from lab.parallel.replicas import broadcast_, check_replicas, layout_of
 
 PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -134,8 +135,7 @@ def slots_of(modules: Iterable[tuple[str, nn.Module]], ignored: Collection[int])
                 name=full_name,
                 owners=[(owner, name)],
                 shape=parameter.shape,
-                # Of dense memory in the same order: a part of a larger tensor has gaps.
-                stride=torch.empty_like(parameter, device="meta").stride(),
+                stride=dense_stride(parameter),
                 start=0,
                 sharded=parameter,
             )

@@ -10,10 +10,19 @@ and the sums are gathered. It sends what a ring sends, 2 (N-1)/N S per rank.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lab.parallel.streams import used_on_current_stream
+
+
+def sum_in_rank_order(contributions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """((c0 + c1) + c2) + ... of [N, ...], one for each rank, in `dtype`; default their own."""
+    total = contributions[0].to(dtype or contributions.dtype, copy=True)
+    for contribution in contributions[1:]:
+        total += contribution
+    return total
 
 
 def all_reduce_ordered(tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
@@ -52,9 +61,7 @@ def start_all_reduce_ordered(
         work.wait()
         used_on_current_stream(contributions)
         used_on_current_stream(padded)
-        total = contributions[0]
-        for contribution in contributions[1:]:
-            total += contribution
+        total = sum_in_rank_order(contributions)
         dist.all_gather(list(padded.split(length)), total, group=group)
         flat.copy_(padded[: len(flat)])
 

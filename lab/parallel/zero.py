@@ -3,7 +3,8 @@
 Adam keeps two numbers for each parameter, which data parallelism repeats on every rank. But a rank
 that has averaged gradients can leave the step of most parameters to the others: it updates its own
 N-th and gets the rest from them. An update that treats each element by itself (SGD, Adam, AdamW and
-most others) gives bitwise what the whole optimiser would.
+most others) gives bitwise what the whole optimiser would; with fused=True nearly, since that kernel
+computes a tensor's last elements by other instructions.
 
     model = DistributedDataParallel(model)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-3)

@@ -17,6 +17,7 @@ from torch.nn.utils import get_total_norm
 
 from lab.parallel.buckets import Bucket
 from lab.parallel.comm_hooks import Pending
+from lab.parallel.ordered import sum_in_rank_order
 from lab.parallel.reducer import Reducer
 from lab.parallel.streams import used_on_current_stream
 from lab.parallel.zero_layout import FlatParameters, Piece
@@ -186,9 +187,8 @@ class GradientSharding:
             for (number, parameter), start in zip(
                 bucket.flat.numbered, bucket.flat.starts, strict=True
             ):
-                stride = torch.empty_like(parameter, device="meta").stride()
                 if number in bucket.used:
-                    found[number] = whole.as_strided(parameter.shape, stride, start)
+                    found[number] = whole.as_strided(parameter.shape, parameter.stride(), start)
         return found
 
 
@@ -214,9 +214,7 @@ class Part:
             self._work.wait()
             used_on_current_stream(self._theirs)
             used_on_current_stream(self._bucket.buffer())
-            total = self._theirs[0].clone()
-            for contribution in self._theirs[1:]:
-                total += contribution
+            total = sum_in_rank_order(self._theirs)
             self._result = total.div_(self._divisor) if self._divide_last else total
             self._bucket.release()
             del self._theirs, self._work

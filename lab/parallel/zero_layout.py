@@ -7,9 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-ALIGNMENT = 64
-"""Bytes. Each parameter begins where a tensor of its own might: on other addresses kernels may
-compute other bits, so that training would part from one process in the first forward."""
+from lab.parallel.layout import dense_stride, in_memory_order, lay_out
 
 
 @dataclass(frozen=True)
@@ -40,35 +38,20 @@ class FlatParameters:
         first = numbered[0][1]
         self.group = group
         self.numbered = list(numbered)
-        grain = max(1, ALIGNMENT // first.element_size())
-        self.starts: list[int] = []
-        """Where each parameter begins."""
-        self.gaps: list[slice] = []
-        """What belongs to none: between parameters and at the end, zeros."""
-        end = 0
-        for _, parameter in numbered:
-            self.starts.append(-(-end // grain) * grain)
-            self.gaps.append(slice(end, self.starts[-1]))
-            end = self.starts[-1] + parameter.numel()
-        self.length = -(-max(end, 1) // size)
-        """Elements of a rank: ceil(padded total / N)."""
-        self.gaps.append(slice(end, size * self.length))
+        layout = lay_out([parameter for _, parameter in numbered], size)
+        self.starts, self.gaps, self.length = layout.starts, layout.gaps, layout.length
         self.flat = torch.zeros(size * self.length, dtype=first.dtype, device=first.device)
         self.mine = self.flat[rank * self.length : (rank + 1) * self.length]
         self.pieces: list[Piece] = []
-        for (number, parameter), place in zip(numbered, self.starts, strict=True):
-            count = parameter.numel()
-            part = self.flat[place : place + count]
-            stride = torch.empty_like(parameter, device="meta").stride()
-            view = part.as_strided(parameter.shape, stride)
+        for index, (number, parameter) in enumerate(numbered):
+            stride = dense_stride(parameter)
+            view = self.flat.as_strided(parameter.shape, stride, self.starts[index])
             view.copy_(parameter.detach())
             parameter.data = view
-            start = min(max(rank * self.length - place, 0), count)
-            end = min(max((rank + 1) * self.length - place, 0), count)
+            start, end, place = layout.part_of(rank, index)
             if start < end:
-                values = nn.Parameter(part[start:end])
-                mine = place + start - rank * self.length
-                self.pieces.append(Piece(number, parameter, start, end, mine, values))
+                values = nn.Parameter(self.mine[place : place + end - start])
+                self.pieces.append(Piece(number, parameter, start, end, place, values))
 
     def check(self) -> None:
         """Make sure that the parameters are still here.
@@ -109,16 +92,9 @@ def gather(flats: Iterable[FlatParameters]) -> None:
         work.wait()
 
 
-def in_memory_order(tensor: Tensor, like: Tensor) -> Tensor:
-    """The elements as [numel] in the order in which `like` has them in memory. A view if it can."""
-    if tensor.stride() != like.stride():
-        tensor = torch.empty_like(like).copy_(tensor)
-    return tensor.detach().as_strided((tensor.numel(),), (1,))
-
-
 def gradient_of(piece: Piece) -> Tensor | None:
     """The piece's part of its parameter's gradient, [its elements]."""
     gradient = piece.parameter.grad
     if gradient is None:
         return None
-    return in_memory_order(gradient, piece.parameter)[piece.start : piece.end]
+    return in_memory_order(gradient, piece.parameter.stride())[piece.start : piece.end]

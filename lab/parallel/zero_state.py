@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lab.parallel.zero_layout import Piece, in_memory_order
+from lab.parallel.layout import in_memory_order
+from lab.parallel.zero_layout import Piece
 
 
 def gather_states(
@@ -46,7 +47,7 @@ def _join_states(parts: Sequence[dict[str, Any]], parameter: Tensor) -> dict[str
     for name, value in parts[0].items():
         if isinstance(value, Tensor) and value.dim():
             whole = torch.empty_like(parameter, dtype=value.dtype)
-            in_memory_order(whole, whole).copy_(torch.cat([part[name] for part in parts]))
+            in_memory_order(whole, whole.stride()).copy_(torch.cat([part[name] for part in parts]))
             joined[name] = whole
         else:
             joined[name] = value
@@ -61,7 +62,8 @@ def cut_state(state: dict[str, Any], piece: Piece) -> dict[str, Any]:
         elementwise = isinstance(value, Tensor) and value.shape == piece.parameter.shape
         if elementwise and name != "step":
             moved = value.to(piece.parameter.device)
-            cut[name] = in_memory_order(moved, piece.parameter)[piece.start : piece.end].clone()
+            flat = in_memory_order(moved, piece.parameter.stride())
+            cut[name] = flat[piece.start : piece.end].clone()
         else:
             cut[name] = value.clone() if isinstance(value, Tensor) else value
     return cut
