@@ -290,8 +290,8 @@ raise ValueError("and then")
 def test_a_grace_without_an_end(tmp_path: Path) -> None:
     script = """
 import os, signal, time
-signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\n"))
-os.write(1, b"ready\n")
+signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n"))
+os.write(1, b"ready\\n")
 while True: time.sleep(1)
 """
     for grace in (float("inf"), 1e9):
