@@ -33,12 +33,18 @@ class Reservation:
         """Take that port, or look for one.
 
         Raises:
-            OSError: it is not free, and who has it; or none is.
+            OSError: it cannot be had, and why; or none can.
         """
         if port:
             holder = _hold(port)
-            if holder is None or not _is_free(port):
-                raise OSError(f"port {port} is taken{_by_whom(port)}: name another, or none")
+            if holder is None:
+                raise OSError(f"port {port} is taken by another run of lab: name another, or none")
+            refusal = _refusal(port)
+            if refusal is not None:
+                holder.close()
+                by = _by_whom(port)
+                why = f"is taken{by}" if by else f"cannot be had ({refusal.strerror})"
+                raise OSError(f"port {port} {why}: name another, or none")
             self.port = port
             self._holder = holder
             return
@@ -47,7 +53,7 @@ class Reservation:
             holder = _hold(port)
             if holder is None:
                 continue
-            if _is_free(port):
+            if _refusal(port) is None:
                 self.port = port
                 self._holder = holder
                 return
@@ -70,7 +76,8 @@ def _hold(port: int) -> socket.socket | None:
     return holder
 
 
-def _is_free(port: int) -> bool:
+def _refusal(port: int) -> OSError | None:
+    """Why rank 0 could not bind it; None: it could."""
     for family, anywhere in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104 - as the store binds
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -81,12 +88,12 @@ def _is_free(port: int) -> bool:
         except OSError as error:
             if family == socket.AF_INET6 and error.errno != errno.EADDRINUSE:
                 continue  # no IPv6 here
-            return False
-    return True
+            return error
+    return None
 
 
 def _by_whom(port: int) -> str:
-    """` by pid 7 (python train.py)`, as far as /proc shows it to us (Linux)."""
+    """` by pid 7 (python train.py)` where somebody listens and /proc shows us who (Linux)."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -95,7 +102,7 @@ def _by_whom(port: int) -> str:
                 if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
                     inodes.add(f"socket:[{fields[9]}]")
     if not inodes:
-        return " by another run of lab"
+        return ""
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
             if str(link.readlink()) in inodes:
