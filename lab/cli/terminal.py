@@ -1,6 +1,7 @@
 """Between this terminal and a command on a node."""
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ def bridge(channel: "Channel", tty: bool) -> int:
     """Hand stdin to the command and its output to ours; the command's exit code."""
     threading.Thread(target=_feed, args=(channel,), daemon=True).start()
     try:
-        with _raw_terminal(tty):
+        with _raw_terminal(tty), _size_of_terminal(channel, tty):
             for stream, data in channel.output():
                 file = sys.stdout if stream == "out" else sys.stderr
                 file.buffer.write(data)
@@ -46,3 +47,22 @@ def _raw_terminal(tty: bool) -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def _size_of_terminal(channel: "Channel", tty: bool) -> Iterator[None]:
+    """Have the other side's terminal follow the size of ours while it lasts."""
+    if not tty:
+        yield
+        return
+
+    def follow(*_: object) -> None:
+        size = os.get_terminal_size(0)
+        channel.resize(size.lines, size.columns)
+
+    before = signal.signal(signal.SIGWINCH, follow)
+    try:
+        follow()
+        yield
+    finally:
+        signal.signal(signal.SIGWINCH, before)

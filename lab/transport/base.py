@@ -23,6 +23,9 @@ class Channel(Protocol):
     def close_stdin(self) -> None:
         """End the command's stdin. An agent takes this as the order to end its ranks."""
 
+    def resize(self, rows: int, columns: int) -> None:
+        """Make the command's terminal so large, where it has one."""
+
     def output(self) -> Iterator[tuple[StreamName, bytes]]:
         """Chunks of stdout and stderr as they come, until both have ended."""
 

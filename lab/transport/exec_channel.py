@@ -198,10 +198,10 @@ class DockerChannel:
         return self._code
 
     def resize(self, rows: int, columns: int) -> None:
-        """Tell the command's terminal how large the caller's is."""
+        """See `Channel`."""
         from docker.errors import APIError
 
-        with contextlib.suppress(APIError):
+        with contextlib.suppress(APIError, EngineStoppedError):  # it ends just now
             self._api.exec_resize(self._exec, height=rows, width=columns)
 
     def close(self) -> None:

@@ -46,6 +46,9 @@ class LocalChannel:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
+    def resize(self, rows: int, columns: int) -> None:
+        """See `Channel`; no command has a terminal of its own here."""
+
     def output(self) -> Iterator[tuple[StreamName, bytes]]:
         """See `Channel`."""
         assert self._process.stdout is not None

@@ -8,6 +8,7 @@ import select
 import shlex
 import signal
 import sys
+import termios
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,10 +29,11 @@ if os.environ["RANK"] == "0":
 class Terminal:
     """A program on a terminal of its own, and somebody who sits there."""
 
-    def __init__(self, argv: Sequence[str], cwd: Path) -> None:
+    def __init__(self, argv: Sequence[str], cwd: Path, size: tuple[int, int]) -> None:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
             os.chdir(cwd)
+            termios.tcsetwinsize(0, size)
             env = {**os.environ, "TERM": "dumb", "COLUMNS": "200", "PS1": "$ "}
             os.execve(argv[0], [*argv], env)
         self.screen = ""
@@ -45,6 +47,9 @@ class Terminal:
                 if not self._read(give_up - time.monotonic()):
                     raise AssertionError(f"no {text!r} after {self._seen} of {self.screen}")
             self._seen = at + len(text)
+
+    def resize(self, rows: int, columns: int) -> None:
+        termios.tcsetwinsize(self._fd, (rows, columns))
 
     def type(self, keys: str) -> None:
         os.write(self._fd, keys.encode())
@@ -81,8 +86,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def terminal(argv: Sequence[str], cwd: Path) -> Iterator[Terminal]:
-    running = Terminal(argv, cwd)
+def terminal(
+    argv: Sequence[str], cwd: Path, size: tuple[int, int] = (24, 80)
+) -> Iterator[Terminal]:
+    running = Terminal(argv, cwd, size)
     try:
         yield running
     finally:
