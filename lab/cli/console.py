@@ -4,13 +4,12 @@ import json
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from lab.cli.lines import LINE_LIMIT, Lines
 from lab.cli.output import say, write
+from lab.lines import LINE_LIMIT, Lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """ANSI colours of the prefixes, by rank."""
 LAST_LINES = 30
-"""How much of the guilty rank's stderr the end of a run repeats."""
-WORDS_LIMIT = 2000
-"""Characters of each of these lines."""
+"""How much of a traceback the end of a run repeats."""
 UPDATE_EVERY = {True: 2.0, False: 60.0}
 """Seconds between two states of a progress bar: on a terminal, and elsewhere."""
 
@@ -71,9 +68,8 @@ class RunConsole:
         self._clock = clock
         self._lines: dict[tuple[int, str], Lines] = {}
         self._updated: dict[tuple[int, str], float] = {}
+        self._last_update: dict[tuple[int, str], str] = {}
         self._prompt: TextIO | None = None  # the terminal on which a line waits for its answer
-        self.last_stderr: dict[int, deque[str]] = {}
-        """The last lines that each rank wrote to stderr."""
 
     def log(self, node: str, rank: int, stream: str, text: str) -> None:
         """See `lab.runs.Listener`."""
@@ -82,7 +78,7 @@ class RunConsole:
         whole = lines.feed(text)
         if whole:
             self._updated.pop((rank, stream), None)
-            self._print(rank, stream, whole)
+            self._print(rank, stream, self._unseen(rank, stream, whole))
         if lines.update is not None:
             self._print_update(rank, stream, lines.update)
 
@@ -105,7 +101,8 @@ class RunConsole:
             for stream in ("out", "err"):
                 lines = self._lines.pop((message["rank"], stream), None)
                 if lines is not None:
-                    self._print(message["rank"], stream, lines.end())
+                    rest = self._unseen(message["rank"], stream, lines.end())
+                    self._print(message["rank"], stream, rest)
 
     def ask(self, rank: int) -> None:
         """A rank waits for somebody at this terminal: show the line that it has not ended."""
@@ -135,15 +132,16 @@ class RunConsole:
         now = self._clock()
         if now - self._updated.setdefault((rank, stream), now) >= every:
             self._updated[rank, stream] = now
-            self._print(rank, stream, [text])
+            self._print(rank, stream, self._unseen(rank, stream, [text]))
+            self._last_update[rank, stream] = text
+
+    def _unseen(self, rank: int, stream: str, lines: list[str]) -> list[str]:
+        """The lines without a progress bar's last state, if that is what was shown last."""
+        seen = self._last_update.pop((rank, stream), None)
+        return lines[1:] if lines[:1] == [seen] else lines
 
     def _print(self, rank: int, stream: str, lines: list[str], end: str = "\n") -> None:
-        if not lines:
-            return
-        if stream == "err":
-            kept = self.last_stderr.setdefault(rank, deque(maxlen=LAST_LINES))
-            kept.extend(line[:WORDS_LIMIT] for line in lines[-LAST_LINES:])
-        if not self._shows(rank):
+        if not lines or not self._shows(rank):
             return
         self._break_prompt()
         file = _file(stream)
@@ -199,7 +197,7 @@ class JsonConsole:
         write(json.dumps({"time": round(time.time(), 6), **message}) + "\n", sys.stdout)
 
 
-def print_verdict(verdict: "Verdict", console: RunConsole) -> None:
+def print_verdict(verdict: "Verdict") -> None:
     """The end of a run on stderr: what failed and how, the guilty rank's last words last."""
     error = sys.stderr
     if verdict.kind == "ok":
@@ -213,18 +211,20 @@ def print_verdict(verdict: "Verdict", console: RunConsole) -> None:
             end = f"no answer from {names}, where ranks may be left: lab down removes them"
         say(f"lab: {verdict.summary}; {end}")
         return
+    from lab.runs.verdict import ranks_in_words
+
     others = []
     if verdict.victims:
-        others.append(f"{_ranks(verdict.victims)} failed as a consequence")
+        others.append(f"{ranks_in_words(verdict.victims)} failed as a consequence")
     if verdict.others:
-        others.append(f"{_ranks(verdict.others)} failed too")
+        others.append(f"{ranks_in_words(verdict.others)} failed too")
     if verdict.ended:
-        others.append(f"{_ranks(verdict.ended)} ended by lab")
+        others.append(f"{ranks_in_words(verdict.ended)} ended by lab")
     if others:
         say(f"lab: {'; '.join(others)}")
     colour = colours_wanted(error)
     words = first.traceback.rstrip().splitlines() if first.traceback else []
-    words = words or list(console.last_stderr.get(first.rank, ()))
+    words = words or list(first.last_lines)
     if words:
         node = f"rank {first.rank} on {first.node}"
         say(f"lab: the last words of {node}:")
@@ -234,12 +234,6 @@ def print_verdict(verdict: "Verdict", console: RunConsole) -> None:
     say(f"{red}lab: {first} (exit code {verdict.exit_code}){reset}")
     if verdict.hint:
         say(f"lab: {verdict.hint}")
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    more = f", ... ({len(ranks)} in all)" if len(ranks) > 8 else ""
-    return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"
 
 
 @contextmanager

@@ -155,7 +155,7 @@ def _run(
         found = kind.from_json(json.loads(path.read_text(encoding="utf-8")))
     # The worker's exit code must follow from its report: else something else went wrong as well.
     if found is None or verdict.exit_code != (0 if found.ok else EXIT_FAILURE):
-        print_verdict(verdict, console)
+        print_verdict(verdict)
         raise typer.Exit(verdict.exit_code or EXIT_FAILURE)
     return found
 

@@ -57,8 +57,15 @@ def run(
     on: OnOption = None,
     backend: BackendOption = None,
     grace: Annotated[
-        float, typer.Option(min=0, help="Seconds between SIGTERM and SIGKILL after Ctrl-C.")
-    ] = 30.0,
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="S",
+            help="Seconds between SIGTERM and SIGKILL for ranks that are ended. "
+            "Default: 30; 1 after the failure of another rank.",
+            show_default=False,
+        ),
+    ] = None,
     no_python: Annotated[
         bool, typer.Option("--no-python", help="SCRIPT is an executable, not for Python.")
     ] = False,
@@ -198,7 +205,7 @@ def run(
         execute, loaded, job, grace=grace, timeout=limit, max_restarts=max_restarts, quiet=quiet
     )
     if detach:
-        start_detached(lambda started: _finish(go([console, started]), console, quiet))
+        start_detached(lambda started: _finish(go([console, started]), quiet))
         return
     # What was closed (`<&-`) may be another file's descriptor by now.
     stdin = None if sys.stdin is None else Stdin(console)
@@ -206,15 +213,15 @@ def run(
         verdict = go([JsonConsole()], stdin=stdin)[1]
         JsonConsole().event({"type": "verdict", **verdict.to_json()})
         raise typer.Exit(verdict.exit_code)
-    raise typer.Exit(_finish(go([console], stdin=stdin), console, quiet))
+    raise typer.Exit(_finish(go([console], stdin=stdin), quiet))
 
 
-def _finish(outcome: "tuple[RunController, Verdict]", console: RunConsole, quiet: bool) -> int:
+def _finish(outcome: "tuple[RunController, Verdict]", quiet: bool) -> int:
     controller, verdict = outcome
     if not quiet:
         where = controller.directory.path.relative_to(controller.job.cwd)
         say(f"lab: logs and verdict are in {where}")
-    print_verdict(verdict, console)
+    print_verdict(verdict)
     return verdict.exit_code
 
 
@@ -236,7 +243,7 @@ def execute(
     job: "Job",
     listeners: "Sequence[Listener]" = (),
     *,
-    grace: float = 30.0,
+    grace: float | None = None,
     timeout: float | None = None,
     max_restarts: int | None = None,
     stdin: "Stdin | None" = None,

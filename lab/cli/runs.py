@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lab.cli.console import Prefixes, colours_wanted, table_console
-from lab.cli.lines import Lines
 from lab.cli.options import JsonOption, RankOption, RunArgument, chosen_ranks
 from lab.cli.output import printable
+from lab.lines import Lines
 
 if TYPE_CHECKING:
     from lab.runs import RunDirectory

@@ -23,10 +23,10 @@ from typing import Any, NoReturn
 from lab.node.meeting import POLL, MeetingError, RunBoard, meet, read, write_whole
 from lab.node.protocol import Message, decode, encode
 from lab.node.settings import Settings
-from lab.node.victims import looks_like_victim
+from lab.node.victims import VICTIM_PATIENCE, consequence
 
 PATIENCE = 1.0
-"""Seconds between a failure and the end of the others: the cause may speak after its victims."""
+"""Seconds between a failure and the end of the others; `VICTIM_PATIENCE` after a consequence."""
 GRACE = 1.0
 OUTLIVE = 3.0
 """Seconds that the other nodes stay when the first has ended."""
@@ -45,6 +45,7 @@ class NodeRun:
         self._board = board
         self._inbox: queue.Queue[Message] = queue.Queue(64)
         self._failures: dict[int, dict[str, Any]] = {}
+        self._contexts: dict[int, Message] = {}  # by rank: what it met before it chose its code
         self._partial: dict[tuple[int, str], str] = {}
         self._stop_at: float | None = None
         self._stopped = False
@@ -90,9 +91,14 @@ class NodeRun:
         self._board.beat()
         now = time.monotonic()
         if self.signal and not self._stopped:
-            self._fail(self._job.first_rank, 128 + self.signal, "interrupted", wait=0.0)
-        elif self._stop_at is None and (self._board.somebody_failed() or self._board.lost()):
-            self._stop_at = now + PATIENCE
+            self._fail(self._job.first_rank, 128 + self.signal, "interrupted")
+            self._stop_in(0.0)
+            now = time.monotonic()
+        elif not self._stopped:
+            for failure in self._board.failures_of_others():
+                self._stop_in(_patience(failure["consequence"]))
+            if self._stop_at is None and self._board.lost():
+                self._stop_in(PATIENCE)
         if self._stop_at is not None and now >= self._stop_at and not self._stopped:
             self._stopped = True
             self._send(encode({"type": "stop", "grace": GRACE}))
@@ -114,8 +120,15 @@ class NodeRun:
             self._print(message["rank"], message["stream"], message["data"])
         elif kind == "exception":
             what = f"{message['kind']}: {message['message']}"
-            victim = looks_like_victim(message["message"])
-            self._fail(message["rank"], 1, what, victim=victim, traceback=message["traceback"])
+            self._fail(
+                message["rank"],
+                1,
+                what,
+                consequence=consequence(message["chain"]),
+                traceback=message["traceback"],
+            )
+        elif kind == "context":
+            self._contexts[message["rank"]] = message
         elif kind == "exit":
             self._flush(message["rank"])
             self._on_exit(message["rank"], message["code"], message["signal"])
@@ -131,7 +144,9 @@ class NodeRun:
             # With a code of its own also after the stop: on a busy machine the victims may be heard
             # of first. What the stop does to a rank is a signal.
             what = f"ended by signal {number}" if number else f"exited with code {code}"
-            self._fail(rank, code, what, late=True)
+            context = self._contexts.get(rank)
+            weight = 0 if context is None else consequence(context["chain"])
+            self._fail(rank, code, what, consequence=weight, late=True)
 
     def _fail(
         self,
@@ -139,9 +154,8 @@ class NodeRun:
         code: int,
         what: str,
         *,
-        victim: bool = False,
+        consequence: int = 0,
         traceback: str | None = None,
-        wait: float = PATIENCE,
         late: bool = False,
     ) -> None:
         if rank in self._failures or (self._stopped and not late):
@@ -152,10 +166,13 @@ class NodeRun:
             "node": self._settings.node,
             "code": code,
             "what": what,
-            "victim": victim,
+            "consequence": consequence,
             "traceback": traceback,
         }
         self._board.report(list(self._failures.values()))
+        self._stop_in(_patience(consequence))
+
+    def _stop_in(self, wait: float) -> None:
         stop_at = time.monotonic() + wait
         self._stop_at = stop_at if self._stop_at is None else min(self._stop_at, stop_at)
 
@@ -181,18 +198,21 @@ class NodeRun:
         file.flush()
 
 
+def _patience(consequence: int) -> float:
+    return VICTIM_PATIENCE if consequence else PATIENCE
+
+
 def judge(board: RunBoard) -> dict[str, Any]:
     """On the first node: wait for all others, then say how the run ended."""
     while not board.all_ended() and not board.lost():
         board.beat()
         time.sleep(POLL)
     failures = board.failures()
-    real = [failure for failure in failures if not failure["victim"]]
+    first = min(failures, key=lambda failure: int(failure["consequence"]), default=None)
     lost = board.lost()
-    if not real and lost:
+    if lost and (first is None or first["consequence"]):
         what = f"{lost[0]} is gone: its container has ended or hangs"
         return {"exit_code": 1, "summary": what, "first": None}
-    first = next(iter(real or failures), None)
     if first is None:
         return {"exit_code": 0, "summary": "all ranks ended well", "first": None}
     summary = f"rank {first['rank']} on {first['node']}: {first['what'].strip().splitlines()[0]}"

@@ -148,17 +148,13 @@ class RunBoard:
         """Tell the others what failed here."""
         write_whole(self._own / "failures.json", list(failures))
 
-    def somebody_failed(self) -> bool:
-        """Whether another node has told of a failure."""
-        return any((folder / "failures.json").exists() for folder in self._others.values())
+    def failures_of_others(self) -> list[dict[str, Any]]:
+        """What the other nodes have told of."""
+        return _failures(self._others.values())
 
     def failures(self) -> list[dict[str, Any]]:
         """All failures that have been told, in the order of their happening."""
-        found = [
-            failure
-            for folder in [self._own, *self._others.values()]
-            for failure in read(folder / "failures.json") or []
-        ]
+        found = _failures([self._own, *self._others.values()])
         return sorted(found, key=lambda failure: float(failure["at"]))
 
     def end(self) -> None:
@@ -168,3 +164,7 @@ class RunBoard:
     def all_ended(self) -> bool:
         """Whether every other node has said so."""
         return all((folder / "ended.json").exists() for folder in self._others.values())
+
+
+def _failures(folders: Iterable[Path]) -> list[dict[str, Any]]:
+    return [failure for folder in folders for failure in read(folder / "failures.json") or ()]

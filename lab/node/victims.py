@@ -1,11 +1,29 @@
 """What a rank says whose peer has gone."""
 
+import re
+from collections.abc import Mapping, Sequence
+
+VICTIM_PATIENCE = 5.0
+"""Seconds to wait for the cause after a failure that looks like a consequence.
+
+The cause may come later: a script that raises may first leave its process group, and write a file.
+"""
+
+DISTRIBUTED_ERRORS = ("DistBackendError", "DistError", "DistNetworkError", "DistStoreError")
+"""Types that only torch.distributed raises."""
+SPEAKERS = ("gloo", "NCCL", "SocketImpl", "tensorpipe")
+"""Who speaks in a RuntimeError of torch.distributed; scripts may raise that type as well."""
 VICTIM_SIGNS = (
     "Connection closed by peer",
     "Connection reset by peer",
+    "connection reset by peer",
     "Connection refused",
+    "connection refused",
     "Broken pipe",
     "Socket Timeout",
+    "Timed out waiting",
+    "wait timeout after",
+    "client socket has timed out",
     "recvValue failed",
     "sendBytes failed",
     "Read error",
@@ -13,10 +31,32 @@ VICTIM_SIGNS = (
     "failed to connect to",
     "NCCL communicator was aborted",
     "remote process exited",
+    "this error originated at tensorpipe",
 )
-"""Parts of torch's, gloo's and NCCL's messages that tell of a consequence, not of a cause."""
+"""Parts of their messages that tell of a consequence, not of a cause."""
+_LINE_OF_TRACEBACK = re.compile(r"^(?:[\w.]+\.)?(\w+): (.+)$", re.MULTILINE)
 
 
-def looks_like_victim(message: str | None) -> bool:
-    """Whether an exception's message is what happens to a rank when another one has failed."""
-    return message is not None and any(sign in message for sign in VICTIM_SIGNS)
+def consequence(chain: Sequence[Mapping[str, str]]) -> int:
+    """How much an exception looks like what happens to a rank when another one has failed.
+
+    0: not at all. 2: that is how it began. 1: that came while it handled something else, which may
+    be the cause or not. Python's own errors of sockets and pipes are no sign: a script may speak
+    with a data server, with workers and with whom it likes.
+
+    Args:
+        chain: the exception and those before it, the last raised first (see `lab.node.protocol`).
+    """
+    signs = [_tells_of_lost_peer(link["kind"], link["message"]) for link in chain]
+    if not any(signs):
+        return 0
+    return 2 if signs[-1] else 1
+
+
+def _tells_of_lost_peer(kind: str, message: str) -> bool:
+    if kind == "ProcessRaisedException":  # of torch.multiprocessing: has its child's traceback
+        return any(_tells_of_lost_peer(*line) for line in _LINE_OF_TRACEBACK.findall(message))
+    is_distributed = kind in DISTRIBUTED_ERRORS or (
+        kind == "RuntimeError" and any(speaker in message for speaker in SPEAKERS)
+    )
+    return is_distributed and any(sign in message for sign in VICTIM_SIGNS)

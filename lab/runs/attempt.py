@@ -12,7 +12,9 @@ from typing import Literal
 from lab.errors import EXIT_TIMEOUT, LabError
 from lab.node.processes import peak_memory_kib
 from lab.node.protocol import Message, NodeJob
+from lab.runs.deadline import Deadline
 from lab.runs.failures import Failures
+from lab.runs.hints import hint_for_victim
 from lab.runs.listener import Listener
 from lab.runs.nodes import QUEUE_LIMIT, AgentLink, Inbox, connect
 from lab.runs.stdin import Stdin
@@ -22,8 +24,10 @@ from lab.transport.base import Transport
 
 HELLO_TIMEOUT = 60.0
 """Seconds for all agents to answer, once their nodes are up."""
+GRACE = 30.0
+"""Seconds between SIGTERM and SIGKILL after Ctrl-C or the timeout, unless the user says."""
 FAILURE_GRACE = 1.0
-"""Seconds between SIGTERM and SIGKILL for the others when a rank has failed."""
+"""The same for the others when a rank has failed."""
 GONE_PATIENCE = 1.0
 """Seconds after the end of an agent's streams in which its node may turn out to have gone too."""
 AGENT_PATIENCE = 10.0
@@ -56,24 +60,28 @@ class Attempt:
         transport: Transport,
         listener: Listener,
         interrupts: Interrupts,
-        grace: float,
-        timeout: float | None,
+        grace: float | None,
+        deadline: Deadline,
         stdin: Stdin | None,
     ) -> None:
-        """`grace` and `timeout` are those of the run, in seconds; `stdin` is for rank 0."""
+        """`grace` and `deadline` are those of the run; `stdin` is for rank 0."""
         self._topology = topology
         self._transport = transport
         self._listener = listener
         self._interrupts = interrupts
-        self._grace = grace
-        self._timeout = timeout
+        self._grace = GRACE if grace is None else grace
+        self._failure_grace = FAILURE_GRACE if grace is None else grace
+        self._deadline = deadline
         self._stdin = stdin
         self._inbox: Inbox = queue.Queue(QUEUE_LIMIT)
         self._links: dict[str, AgentLink] = {}
+        self.port: int | None = None
+        """Of the rendezvous, once the ranks have been told to start."""
         self._failures = Failures()
         self._alive: set[int] = set()
         self._exited: set[int] = set()
         self._ended: set[int] = set()  # those that we ended
+        self._ended_well: set[int] = set()  # with 0, before we did
         self._stopped = False
         self._timed_out = False
         self._obeyed_interrupts = 0
@@ -119,10 +127,11 @@ class Attempt:
                 raise LabError(f"{lost.node} cannot take part: {lost.message}")
             if self._interrupts.count:
                 return  # the ranks never start; `_follow` ends the agents
-        port = self._links[self._topology.master_node.name].port
+        port = self.port = self._links[self._topology.master_node.name].port
         assert port is not None
         addr = self._transport.address(self._topology.master_node)
         self._started_at = time.monotonic()
+        self._deadline.start()
         self._listener.event(
             {"type": "run", "id": jobs[0].run_id, "master": f"{addr}:{port}"}
             | {"restart": jobs[0].restart_count}
@@ -147,11 +156,11 @@ class Attempt:
             if self._interrupts.count > self._obeyed_interrupts:
                 self._obeyed_interrupts = self._interrupts.count
                 self._stop("interrupt", self._grace if self._interrupts.count == 1 else 0.0)
-            elif self._is_too_late(now):
+            elif self._is_too_late():
                 self._timed_out = True
                 self._stop("timeout", self._grace)
             elif not self._stopped and stop_at is not None and now >= stop_at:
-                self._stop("failure", FAILURE_GRACE)
+                self._stop("failure", self._failure_grace)
             if self._give_up_at is not None and (now > self._give_up_at or self._only_dead(now)):
                 # Closing their stdin has to do.
                 self._silent = tuple(n for n, link in self._links.items() if not link.done)
@@ -170,10 +179,10 @@ class Attempt:
         left = [link for link in self._links.values() if not link.done]
         return not any(self._transport.alive(link.node) for link in left)
 
-    def _is_too_late(self, now: float) -> bool:
-        if self._timeout is None or self._stopped or self._stop_at is not None:
+    def _is_too_late(self) -> bool:
+        if self._stopped or self._stop_at is not None:
             return False
-        return self._is_running() and now - self._started_at > self._timeout
+        return self._is_running() and self._deadline.has_passed
 
     def _is_running(self) -> bool:
         return bool(self._alive)
@@ -231,6 +240,8 @@ class Attempt:
         self._exited.add(message["rank"])
         if message["code"] != 0:
             self._failures.on_exit(link.node.name, message)
+        elif not self._stopped:
+            self._ended_well.add(message["rank"])
 
     def _on_error(self, link: AgentLink, message: Message) -> None:
         self._lose(link, "agent-error", message["message"])
@@ -243,7 +254,7 @@ class Attempt:
         if not link.said_bye:
             words = link.stderr.decode(errors="replace").strip().splitlines()
             reason = f": {words[-1]}" if words else ""
-            state = "its agent ended" if self._stays(link.node) else "the node is gone"
+            state = link.end if self._stays(link.node) else "the node is gone"
             self._lose(link, "node-lost", f"{state}{reason}")
         elif not self._stopped and self._misses_ranks_of(link.node):
             self._lose(link, "node-lost", "somebody else ended its agent before its ranks began")
@@ -287,7 +298,7 @@ class Attempt:
             summary = "interrupted"
         elif self._timed_out:
             kind, code = "timeout", EXIT_TIMEOUT
-            summary = f"not done after {self._timeout:g} s (--timeout)"
+            summary = f"not done after {self._deadline.timeout:g} s (--timeout)"
         else:
             ranks = self._world_size
             kind, code = "ok", 0
@@ -303,6 +314,7 @@ class Attempt:
             victims=victims,
             others=others,
             ended=tuple(sorted(self._ended - failed)) if kind != "interrupted" else (),
+            hint=None if first is None else hint_for_victim(first, self._ended_well, self._ended),
             silent=self._silent,
             seconds=round(time.monotonic() - self._started_at, 3),
             max_rss_kib={**rss, "controller": peak_memory_kib()},

@@ -4,10 +4,9 @@ import time
 from dataclasses import replace
 
 from lab.node.protocol import Message
+from lab.node.victims import VICTIM_PATIENCE
 from lab.runs.verdict import Failure, failure_from_exit
 
-VICTIM_PATIENCE = 2.0
-"""Seconds to wait for the cause after the first failure that looks like a consequence."""
 EXIT_PATIENCE = 0.7
 """Seconds for a rank that raised to write its traceback and end by itself."""
 
@@ -39,6 +38,8 @@ class Failures:
             file=message["file"],
             line=message["line"],
             traceback=message["traceback"],
+            # The chain's messages are cut sooner.
+            chain=({"kind": message["kind"], "message": message["message"]}, *message["chain"][1:]),
         )
         self._add(failure, EXIT_PATIENCE)
 
@@ -51,7 +52,9 @@ class Failures:
         rank = message["rank"]
         known = self._by_rank.get(rank)
         if known is None:
-            self._add(failure_from_exit(node, message), 0.0)
+            context = self._contexts.get(rank)
+            chain = () if context is None else tuple(context["chain"])
+            self._add(replace(failure_from_exit(node, message), chain=chain), 0.0)
             return
         if message["signal"] is None:  # else it was we who ended it while it was dying
             self._by_rank[rank] = replace(known, exit_code=message["code"])
@@ -84,9 +87,10 @@ class Failures:
     @property
     def first(self) -> Failure | None:
         """The first real failure: no victim, if there is any other."""
-        failures = self._by_rank.values()
-        real = (failure for failure in failures if not failure.looks_like_victim)
-        return next(real, None) or self._lost or next(iter(failures), None)
+        likely = min(self._by_rank.values(), key=lambda failure: failure.consequence, default=None)
+        if self._lost is not None and (likely is None or likely.looks_like_victim):
+            return self._lost
+        return likely
 
     @property
     def victims(self) -> tuple[int, ...]:

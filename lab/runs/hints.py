@@ -3,11 +3,12 @@
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import metadata
 
+from lab.node.victims import VICTIM_PATIENCE
 from lab.runs.job import Job
-from lab.runs.verdict import SPAWN_EXCEPTION, Failure
+from lab.runs.verdict import SPAWN_EXCEPTION, Failure, ranks_in_words
 
 _NEW_FILE = "requirements.txt"
 _MISSING = re.compile(r"(?:ModuleNotFoundError|ImportError): No module named '?([\w.]+)'?")
@@ -102,6 +103,29 @@ def hint_for(failure: Failure, job: Job) -> str | None:
             "use the backend gloo and the device cpu where torch.cuda.is_available() is false"
         )
     return None
+
+
+def hint_for_victim(
+    failure: Failure, ended_well: Collection[int], ended: Collection[int]
+) -> str | None:
+    """One line about a failure that tells of another rank, where no other one was the cause.
+
+    Args:
+        failure: the first failure of a run.
+        ended_well: ranks that had ended with 0.
+        ended: ranks that lab ended after it had waited for one of them to say why.
+    """
+    if not failure.looks_like_victim:
+        return None
+    told = "this is what happens to a rank when it misses another"
+    if ended_well:
+        return f"{told}: {ranks_in_words(ended_well)} had ended before, with code 0"
+    if ended:
+        return (
+            f"{told}, but none has failed by itself in {VICTIM_PATIENCE:g} s; "
+            f"{ranks_in_words(ended)} may have been about to, and lab has ended what was left"
+        )
+    return f"{told}, but none has failed by itself"
 
 
 def _missing_module(name: str, job: Job) -> str:

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
 
+from lab.errors import LabError
 from lab.node.protocol import Message, NodeJob, decode, encode
 from lab.runs.job import Job
+from lab.runs.verdict import signal_name
 from lab.topology import Node, Topology
 from lab.transport.base import Channel, Transport
 
@@ -15,6 +17,8 @@ QUEUE_LIMIT = 64
 """Messages that may wait for the controller. A log message holds up to 64 KiB; while the controller
 is busy (a slow terminal, say) the readers wait, then the agents, then the ranks."""
 STDERR_KEPT = 8192
+END_PATIENCE = 1.0
+"""Seconds between the end of an agent's streams and its own."""
 
 
 @dataclass
@@ -32,6 +36,16 @@ class AgentLink:
     max_rss_kib: int = 0
     stderr: bytes = field(default=b"", repr=False)
     """The end of what the agent itself wrote to stderr: why it broke, if it did."""
+
+    @property
+    def end(self) -> str:
+        """How the agent has ended, in words, where its node is still there."""
+        try:
+            code = self.channel.wait(timeout=END_PATIENCE)
+        except (TimeoutError, OSError, LabError):  # it closed its streams; more is not known
+            code = 0
+        by = f" by {signal_name(code - 128)}" if code > 128 else ""
+        return f"its agent {'was ended' if by else 'ended'}{by}"
 
     def send(self, **message: object) -> None:
         """Send one message; quiet when the agent has gone (its stream's end says so)."""

@@ -1,11 +1,13 @@
 """What became of a run, as data and in words."""
 
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from signal import Signals
 from typing import Any, Literal
 
 from lab.node.protocol import Message
-from lab.node.victims import looks_like_victim
+from lab.node.victims import consequence
 
 SCHEMA = 1
 """Of verdict.json; docs/verdict.md describes it."""
@@ -41,20 +43,31 @@ class Failure:
     file: str | None = None
     line: int | None = None
     traceback: str | None = None
-
+    chain: tuple[Mapping[str, str], ...] = ()
+    """`kind` and `message` of the exception, or of the SystemExit that it became, and of those
+    that it was raised from or while handling; the last raised first."""
+    last_lines: tuple[str, ...] = ()
+    """The end of what the rank wrote: see `lab.runs.last_lines`."""
     oom_limit: int | None = None
     """Where the kernel killed the rank since its node was out of memory: the limit in bytes."""
 
+    def found_port_taken(self, port: int) -> bool:
+        """Whether rank 0 could not open the rendezvous there, so that training has not begun.
+
+        Torch names the port; another one is the script's own affair.
+        """
+        said = self.message or ""
+        return self.rank == 0 and "EADDRINUSE" in said and bool(re.search(rf"\b{port}\b", said))
+
     @property
-    def found_port_taken(self) -> bool:
-        """Whether rank 0 could not open the rendezvous, so that training has not begun."""
-        taken = ("EADDRINUSE", "address already in use")
-        return self.rank == 0 and any(sign in (self.message or "") for sign in taken)
+    def consequence(self) -> int:
+        """How much this looks like the fault of another rank: see `lab.node.victims`."""
+        return consequence(self.chain)
 
     @property
     def looks_like_victim(self) -> bool:
         """Whether this is what happens to a rank when another one has failed."""
-        return looks_like_victim(self.message)
+        return self.consequence > 0
 
     def __str__(self) -> str:
         what = {
@@ -68,7 +81,7 @@ class Failure:
     def _ended_by(self) -> str:
         if self.oom_limit is not None:
             return f"killed: out of memory (the node's limit is {_size(self.oom_limit)})"
-        return f"ended by {_signal_name(self.exit_code - 128)}"
+        return f"ended by {signal_name(self.exit_code - 128)}"
 
     @property
     def _exception(self) -> str:
@@ -110,7 +123,8 @@ class Verdict:
         return {"schema": SCHEMA, **asdict(self)}
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Its name, and what it usually means."""
     try:
         name = Signals(number).name
     except ValueError:
@@ -123,6 +137,13 @@ def _signal_name(number: int) -> str:
         "SIGTERM": "asked to end",
     }
     return f"{name} ({meanings[name]})" if name in meanings else name
+
+
+def ranks_in_words(ranks: Collection[int]) -> str:
+    """`rank 3`, or `ranks 0, 1, 2`; of many, the first eight."""
+    shown = ", ".join(str(rank) for rank in sorted(ranks)[:8])
+    more = f", ... ({len(ranks)} in all)" if len(ranks) > 8 else ""
+    return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"
 
 
 def _size(count: int) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from lab.cli.console import LAST_LINES, UPDATE_EVERY, Prefixes, RunConsole
-from lab.cli.lines import LINE_LIMIT, Lines
+from lab.cli.console import UPDATE_EVERY, Prefixes, RunConsole
 from lab.cli.options import chosen_ranks
 from lab.errors import UsageError
+from lab.lines import LINE_LIMIT, Lines
 from tests.conftest import Lab
 
 
@@ -59,20 +59,6 @@ def test_a_progress_bar_is_shown_now_and_then(capsys: pytest.CaptureFixture[str]
     console.log("node0", 0, "err", "\rstep 4000\n")
     shown = capsys.readouterr().err.splitlines()
     assert shown == [f"[0 node0] step {step}" for step in (1000, 2000, 3000, 4000)]
-
-
-def test_the_last_words_are_bounded_and_kept_of_ranks_that_are_not_shown(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    console = RunConsole(Prefixes({0: "a", 1: "a"}), frozenset({0}))
-    for number in range(100):
-        console.log("a", 1, "err", f"{number} {'x' * 10_000}\n")
-    console.log("a", 0, "err", "shown\n")
-    assert capsys.readouterr().err == "[0 a] shown\n"
-    assert [line.split()[0] for line in console.last_stderr[1]] == [
-        str(number) for number in range(100 - LAST_LINES, 100)
-    ]
-    assert max(map(len, console.last_stderr[1])) == 2000
 
 
 def test_sets_of_ranks() -> None:

@@ -140,7 +140,7 @@ def test_a_victim_that_falls_first_is_not_blamed(lab: Lab) -> None:
         """
 import os, time
 if os.environ["RANK"] == "0":
-    raise RuntimeError("Connection closed by peer [10.0.0.3]:1234")
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:1234")
 time.sleep(0.3)
 os._exit(9)
 """

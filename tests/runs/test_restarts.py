@@ -56,7 +56,7 @@ import os, sys
 from pathlib import Path
 if os.environ["RANK"] == "0" and not Path("tried").exists():
     Path("tried").write_text(os.environ["MASTER_PORT"])
-    raise OSError(98, "Address already in use: EADDRINUSE")
+    raise RuntimeError(f"port: {os.environ['MASTER_PORT']}, code: -98, name: EADDRINUSE")
 print(os.environ["MASTER_PORT"], os.environ["TORCHELASTIC_RESTART_COUNT"])
 """
 
@@ -68,6 +68,25 @@ def test_another_port_is_picked_where_rank_0_finds_it_taken(lab: Lab) -> None:
     port, restarts = done.stdout.split()[2:]
     assert restarts == "0"  # it is no failure of the script's
     assert port != (lab.cwd / "tried").read_text()
+
+
+OWN_PORT = """
+import os
+from pathlib import Path
+import torch.distributed as dist
+with Path("begun").open("a") as file:
+    file.write(os.environ["RANK"])
+dist.TCPStore("127.0.0.1", {port}, is_master=True)
+"""
+
+
+def test_a_port_of_the_scripts_own_is_the_scripts_affair(lab: Lab) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        script = lab.script(OWN_PORT.format(port=server.getsockname()[1]))
+        done = lab("run", "-t", "solo", "--on", "local", script)
+    assert done.returncode == 1
+    assert "EADDRINUSE" in done.stderr.splitlines()[-1]
+    assert (lab.cwd / "begun").read_text() == "0"
 
 
 @pytest.mark.skipif("sys.platform != 'linux'", reason="the holder is read from /proc")

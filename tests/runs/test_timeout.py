@@ -33,6 +33,16 @@ def test_a_run_that_takes_too_long_is_ended(lab: Lab) -> None:
     assert (told["kind"], told["exit_code"], told["ended"]) == ("timeout", 124, [0, 1])
 
 
+def test_restarts_give_no_new_time(lab: Lab) -> None:
+    script = lab.script("import sys, time; time.sleep(1); sys.exit(3)")
+    limits = ("--timeout", "3s", "--max-restarts", "1000")
+    done = lab("run", "-t", "pair", "--on", "local", *limits, script, timeout=60)
+    last = json.loads((lab.runs()[0] / "verdict.json").read_text())
+    # The time may be up while a failure is looked at, and then that is the end.
+    assert (done.returncode, last["kind"]) in ((124, "timeout"), (3, "exit"))
+    assert done.stderr.count("beginning again") < 5
+
+
 def test_a_failure_before_is_the_verdict(lab: Lab) -> None:
     done = lab("run", "-t", "solo", "--on", "local", "--timeout", "1h", lab.script("exit(3)"))
     assert done.returncode == 3

@@ -1,0 +1,146 @@
+"""Which rank is blamed, with the errors that torch and Python really raise."""
+
+import json
+import signal
+
+import pytest
+
+from tests.conftest import Lab
+from tests.runs.test_kills import Run
+from tests.runs.test_local_runs import verdict
+
+PAIR = """
+import os, socket, sys, time
+import torch
+import torch.distributed as dist
+
+class TrainingFailed(Exception):
+    pass
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))  # all are connected
+
+def step():
+    dist.all_reduce(torch.ones(1))
+
+def on_rank_0():
+{on_rank_0}
+
+def on_rank_1():
+{on_rank_1}
+
+on_rank_0() if dist.get_rank() == 0 else on_rank_1()
+"""
+REFUSED = "    socket.create_connection(('127.0.0.1', 1))"
+LATE = """\
+    try:
+        raise ValueError("real cause")
+    finally:
+        dist.destroy_process_group()
+        time.sleep(2.5)"""
+WRAPS = """\
+    try:
+        step()
+    except RuntimeError as error:
+        raise TrainingFailed("step failed") from error"""
+EXITS = """\
+    try:
+        step()
+    except RuntimeError as error:
+        print(error)
+        sys.exit(5)"""
+FAILS_AFTERWARDS = """\
+    try:
+        step()
+    finally:
+        {}["loss"]"""
+
+
+@pytest.mark.parametrize(
+    ("victim", "cause", "kind"),
+    [
+        (WRAPS, REFUSED, "ConnectionRefusedError"),
+        (EXITS, REFUSED, "ConnectionRefusedError"),
+        (FAILS_AFTERWARDS, LATE, "ValueError"),
+    ],
+)
+def test_the_cause_is_blamed(lab: Lab, victim: str, cause: str, kind: str) -> None:
+    script = lab.script(PAIR.format(on_rank_0=victim, on_rank_1=cause))
+    done = lab("run", "-t", "pair", "--on", "local", script)
+    told = verdict(lab)
+    assert (told["first"]["rank"], told["first"]["exception"]) == (1, kind), done.stderr
+    assert done.returncode == 1
+    assert told["victims"] in ([0], [])  # the rank that waited may have been ended before it knew
+    assert told["hint"] is None
+
+
+def test_who_left_early_is_named(lab: Lab) -> None:
+    script = lab.script(PAIR.format(on_rank_0="    step()", on_rank_1="    os._exit(0)"))
+    done = lab("run", "-t", "pair", "--on", "local", script)
+    told = verdict(lab)
+    assert (done.returncode, told["first"]["rank"]) == (1, 0)
+    assert told["hint"].endswith("rank 1 had ended before, with code 0")
+    assert done.stderr.splitlines()[-1] == f"lab: {told['hint']}"
+
+
+def test_a_cause_that_is_too_slow_to_be_told_is_not_made_up(lab: Lab) -> None:
+    never = LATE.replace("2.5", "1000")
+    script = lab.script(PAIR.format(on_rank_0="    step()", on_rank_1=never))
+    lab("run", "-t", "pair", "--on", "local", script)
+    told = verdict(lab)
+    assert (told["first"]["rank"], told["ended"]) == (0, [1])
+    assert "rank 1 may have been about to" in told["hint"]
+
+
+def test_the_chain_is_in_the_verdict(lab: Lab) -> None:
+    script = lab.script("try:\n    {}['a']\nexcept KeyError:\n    raise SystemExit(3)")
+    lab("run", "-t", "solo", "--on", "local", script)
+    assert verdict(lab)["first"]["chain"] == [
+        {"kind": "SystemExit", "message": "3"},
+        {"kind": "KeyError", "message": "'a'"},
+    ]
+
+
+def test_an_agent_that_was_killed_is_said_to_have_been(lab: Lab) -> None:
+    run = Run(lab, "local")
+    run.wait_for_ranks()
+    run.kill("node1", dict(run.pids("hello"))["node1"])
+    _, err = run.controller.communicate(timeout=60)
+    assert "rank 1 on node1: its agent was ended by SIGKILL" in err
+    assert verdict(lab)["kind"] == "node-lost"
+
+
+SAVES = """
+import os, signal, sys, time
+def save(*_):
+    time.sleep(2)
+    open("saved", "w").close()
+    sys.exit(0)
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGTERM, save)
+    open("ready", "w").close()
+    time.sleep(1000)
+while not os.path.exists("ready"):
+    time.sleep(0.02)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(("options", "saved"), [((), False), (("--grace", "20"), True)])
+def test_a_grace_that_is_asked_for_holds_after_a_failure_too(
+    lab: Lab, options: tuple[str, ...], saved: bool
+) -> None:
+    done = lab("run", "-t", "pair", "--on", "local", *options, lab.script(SAVES))
+    assert done.returncode == 3
+    assert (lab.cwd / "saved").exists() == saved
+    events = (lab.runs()[0] / "events.jsonl").read_text().splitlines()
+    (stop,) = (event for event in map(json.loads, events) if event["type"] == "stop")
+    assert stop["grace"] == (20 if saved else 1)
+
+
+def test_ctrl_c_has_its_own_default(lab: Lab) -> None:
+    run = Run(lab, "local")
+    run.wait_for_ranks()
+    run.controller.send_signal(signal.SIGINT)
+    _, err = run.controller.communicate(timeout=60)
+    assert "ending the ranks, which have 30 s" in err
