@@ -234,10 +234,10 @@ def outlive_the_first(board: RunBoard) -> int:
 def _print_last_words(run: Path, failure: Mapping[str, Any]) -> None:
     """Repeat why it failed, which stands far above what its victims wrote."""
     words = failure["traceback"]
-    if words is None:
+    for stream in ("err", "out"):
         with contextlib.suppress(OSError):
-            path = run / failure["node"] / f"rank{failure['rank']}.err"
-            words = path.read_text(errors="replace")
+            path = run / failure["node"] / f"rank{failure['rank']}.{stream}"
+            words = words or path.read_text(errors="replace")
     if words:
         say(f"the last words of rank {failure['rank']} on {failure['node']}:")
         print("\n".join(words.rstrip().splitlines()[-LAST_LINES:]), file=sys.stderr, flush=True)
