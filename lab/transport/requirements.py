@@ -1,14 +1,20 @@
 """A requirements file for the ranks: what it says, and what pip said against it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lab.errors import UsageError
 
-_INCLUDE = re.compile(r"(?:-r|--requirement)[\s=]+(.+)")
-_OF_THIS_MACHINE = re.compile(r"(-e|--editable|-c|--constraint)\b|\.{0,2}/|file:|.*@\s*file:")
+_INCLUDE = re.compile(r"(?:-r\s*|--requirement[\s=]+)(.+)")
+_OF_THIS_MACHINE = re.compile(
+    r"-[ec]|--(?:editable|constraint)\b"
+    r"|(?:-f|--find-links\b)[\s=]*+(?!https?:)"
+    r"|.*(?:^|[\s=@+])file:"
+    r"|\.|(?!-|[\w+.]+://)[^\s;@]*(?:/|\.(?:whl|zip|tgz|tar\.\w+)(?![^\s;\[]))"
+)
+"""Options that name files, URLs of files, and paths: what has a slash or ends as archives do."""
 _UNREACHABLE = re.compile(
     r"NewConnectionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|SSLError"
     r"|Temporary failure in name resolution"
@@ -93,7 +99,7 @@ def _read(path: Path, including: tuple[Path, ...]) -> list[str]:
     except OSError as error:
         raise UsageError(f"--requirements {path}: {error.strerror}") from error
     found = []
-    for number, raw in enumerate(text.replace("\\\n", "").splitlines(), start=1):
+    for number, raw in _whole_lines(text):
         line = re.sub(r"(^|\s)#.*", "", raw).strip()
         if include := _INCLUDE.fullmatch(line):
             found += _read(path.parent / include[1], (*including, path.resolve()))
@@ -105,3 +111,16 @@ def _read(path: Path, including: tuple[Path, ...]) -> list[str]:
         elif line:
             found.append(line)
     return found
+
+
+def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with those that a backslash at their end goes on in, by the number of the first."""
+    whole, first = "", 1
+    for number, line in enumerate(text.splitlines(), start=1):
+        whole, first = (whole + line, first) if whole else (line, number)
+        if whole.endswith("\\"):
+            whole = whole[:-1]
+        else:
+            yield first, whole
+            whole = ""
+    yield first, whole

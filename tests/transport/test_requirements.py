@@ -26,10 +26,17 @@ def test_a_line_may_go_on_in_the_next(tmp_path: Path) -> None:
     assert read(tmp_path, "six \\\n  >=1.0\n").lines == ("six   >=1.0",)
 
 
+def test_a_line_that_goes_on_counts_as_those_that_it_has(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"wanted\.txt:5: -e \."):
+        read(tmp_path, "six \\\r\n  >=1.0 \\\n\\\n <2\n-e \\\n.\n")
+    assert read(tmp_path, "six\\").lines == ("six",)
+
+
 def test_included_files_are_part_of_it(tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     read(tmp_path / "more", "six\n", "inner.txt")
-    assert read(tmp_path, "toolz\n-r more/inner.txt\n").lines == ("toolz", "six")
+    for include in ("-r more/inner.txt", "-rmore/inner.txt", "--requirement=more/inner.txt"):
+        assert read(tmp_path, f"toolz\n{include}\n").lines == ("toolz", "six")
 
 
 def test_an_endless_inclusion(tmp_path: Path) -> None:
@@ -44,12 +51,29 @@ def test_an_endless_inclusion(tmp_path: Path) -> None:
     "line",
     [
         *("-e .", "--editable=src", "./wheels/a.whl", "../other", "/home/me/a.whl"),
-        *("file:///a.whl", "six @ file:///tmp/six.whl", "-c limits.txt"),
+        *("file:///a.whl", "six @ file:///tmp/six.whl", "-c limits.txt", "-climits.txt"),
+        *("-f wheels", "-fwheels", "--find-links=wheels", "--find-links  /wheels", "-e."),
+        *("sub/dir/x-1.0-py3-none-any.whl", "x-1.0.whl ; python_version > '3'", "x-1.tar.gz"),
+        *(".", "..", ".[dev]", "~/x", "x.whl[extra]", "-i file:///index", "git+file:///x"),
+        *("six @ git+file:///six", "--extra-index-url=file:/index"),
     ],
 )
 def test_what_only_this_machine_has(line: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"wanted\.txt:2: .*not from this machine's files"):
         read(tmp_path, f"toolz\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("six", "zope.interface>=1", "x.zip-tools", "a[b,c]==1 ; os_name == 'a/b'"),
+        *("-f https://example.org/wheels", "--find-links=https://example.org/x/", "--pre"),
+        *("--extra-index-url https://example.org/a/b", "https://example.org/a-1.whl"),
+        *("git+https://example.org/a@main", "a @ https://example.org/a-1.zip", "a --hash=sha256:1"),
+    ],
+)
+def test_what_nodes_can_install_too(line: str, tmp_path: Path) -> None:
+    assert read(tmp_path, f"{line}\n").lines == (line,)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
