@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,10 +13,12 @@ import typer
 
 from lab.cli.console import progress_line
 from lab.cli.options import JsonOption, RunArgument, run_ids
+from lab.cli.output import one_line
 from lab.errors import LabError, UsageError
 
 if TYPE_CHECKING:
     from lab.runs import RunDirectory
+    from lab.topology import Topology
 
 POLL = 0.1
 """Seconds between two looks at a run that was asked to end."""
@@ -35,7 +38,7 @@ def show(run_id: RunArgument = None, as_json: JsonOption = False) -> None:
         print(json.dumps(data, indent=2))
         return
     for name, value in _shown(run, data):
-        print(f"{name:<9} {value}")
+        print(f"{name:<9} {one_line(value)}")
 
 
 def _described(run: "RunDirectory") -> dict[str, Any]:
@@ -63,8 +66,8 @@ def _shown(run: "RunDirectory", data: dict[str, Any]) -> list[tuple[str, str]]:
         ("run", run.id),
         ("state", data["state"]),
         ("created", str(info.get("created", "?"))),
-        ("topology", f"{topology.name} on {topology.on}, {run.path / 'topology.yaml'}"),
-        ("ranks", f"{topology.world_size} on {topology.nnodes} nodes"),
+        ("topology", f"{topology.name} on {topology.on}: {_size(topology)}"),
+        ("file", str(run.path / "topology.yaml")),
         ("job", str(info.get("job", "?"))),
         ("cwd", str(job.get("start") or job.get("cwd"))),
     ]
@@ -73,7 +76,11 @@ def _shown(run: "RunDirectory", data: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("engine", job["engine"] + (f", --min-nodes {least}" if least else "")))
     if places["master"]:
         lines.append(("master", places["master"]))
-    lines += [("node", f"{node}: {words}") for node, words in places["nodes"].items()]
+    for node, (first, after) in zip(topology.nodes, pairwise(topology.first_ranks), strict=True):
+        words = places["nodes"].get(node.name, "no answer")
+        ranks = f"ranks {first}-{after - 1}" if node.slots > 1 else f"rank {first}"
+        where = words if job.get("min_nodes") else f"{ranks}, {words}"  # torchrun numbers anew
+        lines.append(("node", f"{node.name}: {where}"))
     environment = {**topology.env, **job.get("env", {})}
     lines += [("env", f"{name}={value}") for name, value in environment.items()]
     verdict = data["verdict"]
@@ -87,6 +94,14 @@ def _shown(run: "RunDirectory", data: dict[str, Any]) -> list[tuple[str, str]]:
     if verdict.get("hint"):
         lines.append(("hint", verdict["hint"]))
     return [*lines, ("logs", f"lab logs {run.id}")]
+
+
+def _size(topology: "Topology") -> str:
+    nodes = f"{topology.nnodes} node{'s' * (topology.nnodes > 1)}"
+    slots = {node.slots for node in topology.nodes}
+    each = f" x {slots.pop()}" if len(slots) == 1 else ""
+    ranks = f"{topology.world_size} rank{'s' * (topology.world_size > 1)}"
+    return f"{nodes}{each}, {ranks}"
 
 
 def stop(

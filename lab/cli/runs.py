@@ -14,7 +14,7 @@ import typer
 
 from lab.cli.console import Prefixes, colours_wanted, table_console
 from lab.cli.options import JsonOption, RankOption, RunArgument, chosen_ranks
-from lab.cli.output import printable
+from lab.cli.output import one_line, printable
 from lab.lines import Lines
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def ps(as_json: JsonOption = False) -> None:
             run["state"],
             str(run.get("exit_code", "")),
             _age(run.get("created")),
-            run.get("job", "?"),
+            one_line(run.get("job", "?")),
         )
     for table, nothing in zip(tables, ("no lab is up", "no runs in this folder"), strict=True):
         console.print(table if table.row_count else nothing)

@@ -201,3 +201,26 @@ def test_an_id_that_is_empty_names_no_run(lab: Lab) -> None:
     done = lab("rm", "")
     assert (done.returncode, len(lab.runs())) == (2, 1)
     assert "id is empty" in done.stderr
+
+
+def test_words_with_line_breaks_stay_in_their_row(lab: Lab) -> None:
+    script = lab.script("")
+    done = lab("run", "-t", "solo", "--on", "local", "-q", script, "a\nb", "\x1b[2J")
+    assert done.returncode == 0
+    rows = lab("ps").stdout.splitlines()
+    assert rows[-1].endswith(r"script.py 'a\nb' '\x1b[2J'")
+    (job,) = (line for line in lab("show").stdout.splitlines() if line.startswith("job "))
+    assert job.endswith(r"script.py 'a\nb' '\x1b[2J'")
+
+
+def test_show_has_the_nodes_in_the_order_of_their_ranks(lab: Lab) -> None:
+    lab("run", "-t", "quad", "--slots", "2", "--on", "local", "-q", lab.script(""))
+    lines = [line.split(maxsplit=1) for line in lab("show").stdout.splitlines()]
+    assert ["topology", "quad on local: 4 nodes x 2, 8 ranks"] in lines
+    nodes = [value for name, value in lines if name == "node"]
+    assert [value.split(", ")[0] for value in nodes] == [
+        "node0: ranks 0-1",
+        "node1: ranks 2-3",
+        "node2: ranks 4-5",
+        "node3: ranks 6-7",
+    ]
