@@ -18,7 +18,8 @@ from lab.topology.units import memory_bytes, rate_bits
 LABEL = "multinode-lab"
 """Prefix of every label: whatever has `multinode-lab.lab` was made by lab and is removed by it."""
 DEFAULT_PORT = 29500
-"""MASTER_PORT where no run picks one: `lab exec`, and Compose by itself."""
+"""MASTER_PORT where no run picks one: `lab exec`, Compose by itself, other launchers; torchrun's
+default too."""
 ENTRYPOINT = "/usr/local/bin/node-entrypoint"
 PYTHON = "/opt/venv/bin/python"
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lab.errors import LabError
 from lab.topology import Node, Topology
 from lab.transport.base import Progress
+from lab.transport.container_config import container_config
 from lab.transport.containers import (
     ENTRYPOINT,
     LABEL,
@@ -20,7 +21,6 @@ from lab.transport.containers import (
     check_workdir,
     lab_id,
     lab_spec,
-    memory_limit,
     node_address,
 )
 from lab.transport.engine import EngineStoppedError, api_errors, connect, engine_answers
@@ -173,7 +173,7 @@ class DockerTransport:
         with api_errors(f"{container.node} cannot be made"):
             api: Any = self._client.api
             made = api.create_container_from_config(
-                self._config(spec, container, labels), name=self._container(container.node)
+                container_config(api, spec, container, labels), name=self._container(container.node)
             )
             api.start(made["Id"])
             # Waits for the entrypoint's lock, so what it sets up is there afterwards.
@@ -197,51 +197,6 @@ class DockerTransport:
             api.wait(container_id, timeout=5)
             said = api.logs(container_id, tail=5) or said
         return said.decode(errors="replace").strip().removeprefix("lab: ")
-
-    def _config(
-        self, spec: LabSpec, container: Container, labels: Mapping[str, str]
-    ) -> dict[str, Any]:
-        """A container as the engine's API takes it."""
-        from docker.types import DeviceRequest, Mount
-
-        api: Any = self._client.api
-        config_label = {f"{LABEL}.config": spec.configs[container.node]}
-        memory = memory_limit(container.memory)
-        devices = []
-        if container.gpus is not None:
-            count = -1 if container.gpus == "all" else int(container.gpus)
-            devices = [DeviceRequest(count=count, capabilities=[["gpu"]])]
-        config: dict[str, Any] = api.create_container_config(
-            image=container.image,
-            command=list(container.command),
-            hostname=container.node,
-            working_dir=container.workdir,
-            environment=dict(container.env),
-            labels={**labels, **container.labels, **config_label},
-            networking_config=api.create_networking_config(
-                {
-                    spec.lab_id: api.create_endpoint_config(
-                        aliases=[container.node, *container.aliases],
-                        ipv4_address=container.ip,
-                    )
-                }
-            ),
-            host_config=api.create_host_config(
-                network_mode=spec.lab_id,
-                mounts=[Mount(container.workdir, container.workdir, type="bind")],
-                init=True,
-                cap_drop=["ALL"],
-                cap_add=list(container.cap_add),
-                # label:disable lets nodes into the working directory where SELinux is on.
-                security_opt=["no-new-privileges", "label:disable"],
-                nano_cpus=int(container.cpus * 1e9) if container.cpus is not None else None,
-                mem_limit=memory,
-                memswap_limit=memory,  # the limit is one: no swap on top
-                shm_size=memory_limit(container.shm),
-                device_requests=devices,
-            ),
-        )
-        return config
 
     def down(self, progress: Progress) -> None:
         """See `Transport`."""

@@ -4,9 +4,7 @@ import shlex
 
 from lab.node.environment import launch_environment, rank_environment
 from lab.topology import Node, Rank, Topology
-
-DEFAULT_PORT = 29500
-"""Stands for the port that a run picks where the topology names none; torchrun's default too."""
+from lab.transport.containers import DEFAULT_PORT
 
 
 def render_hostfile(topology: Topology) -> str:
