@@ -14,8 +14,23 @@ def _end(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
+def _reopen_closed() -> None:
+    """What the caller has closed (`>&-`) is None in `sys`; have it lead nowhere.
+
+    Nothing that is opened later gets its descriptor, either.
+    """
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_WRONLY)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+            setattr(sys, name, open(descriptor, "w", closefd=False))  # noqa: SIM115 - it stays open
+
+
 def main() -> None:
     """Run the command line; the process ends with the documented exit code."""
+    _reopen_closed()
     interrupts.catch()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if not interrupts.is_unwanted(number):
