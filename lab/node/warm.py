@@ -23,16 +23,21 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 READ_AT_START = (
-    *("ATEN_", "CUDA_", "GLIBC_", "GLOO_", "GOMP_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_"),
-    *("MKL_", "NCCL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH_"),
+    *("AOT", "ATEN_", "CUDA_", "CURL_", "CXX", "DNNL_", "GFORTRAN_", "GLIBC_", "GLOO_", "GOMP_"),
+    *("GOTO_", "HOME", "KINETO_", "KMP_", "LANG", "LC_", "LD_", "LOGNAME", "MALLOC_", "MKL"),
+    *("NCCL_", "NPY_", "NUMPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "OPENSSL_", "PATH", "PT2_"),
+    *("PYTHON", "PYTORCH_", "SSL_", "SYMPY_", "TEMP", "TMP", "TORCHDYNAMO_", "TORCHEXPORT_"),
+    *("TORCHINDUCTOR_", "TORCH_", "TZ", "USER", "XDG_"),
 )
-"""Variables that the interpreter, torch or a library below it reads before the script can."""
+"""How variables begin that the interpreter, torch or a library below it reads before the script
+can: found by watching `os.environ` and `getenv` while torch 2.13 is imported."""
 RUN_LABEL = ("LAB_RUN_ID", "LAB_RUN_DIR")
 """By these `lab.node.leftovers` knows whose a process is."""
 ACCEPTED = b"accepted"
@@ -98,7 +103,7 @@ def hand_over(kind: Kind, received: bytes) -> bool:
 def leave_warm(kind: Kind, env: Mapping[str, str]) -> None:
     """Start a warm process of that kind, in place of one of another kind; do not wait for it."""
     subprocess.Popen(
-        [sys.executable, "-u", __file__, kind.key],
+        [sys.executable, "-u", __file__, kind.key, _record()],
         env={name: env[name] for name in env if name not in RUN_LABEL},  # it outlives the run
         cwd="/",
         stdin=subprocess.DEVNULL,
@@ -106,6 +111,11 @@ def leave_warm(kind: Kind, env: Mapping[str, str]) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+
+def _record() -> Path:
+    """Where a node's warm process writes which one it is: beside the agent's temporary files."""
+    return Path(tempfile.gettempdir()) / f"multinode-lab-warm-{os.getuid()}"
 
 
 def peer_uid(connection: socket.socket) -> int:
@@ -120,7 +130,7 @@ def peer_uid(connection: socket.socket) -> int:
 # The warm process
 
 
-def _serve(key: str) -> None:
+def _serve(key: str, record: Path) -> None:
     """Listen, replace the warm process that was here, import torch, fork an agent a connection."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -130,7 +140,7 @@ def _serve(key: str) -> None:
     listener.listen(64)  # whoever comes while torch is being imported waits for it
     from lab.node import processes
 
-    _replace_predecessor()
+    _replace_predecessor(record)
     with contextlib.suppress(ImportError):
         import torch
         import torch._dynamo  # what the first optimizer imports, which takes as long again
@@ -203,11 +213,10 @@ def _become_agent(connection: socket.socket) -> NoReturn:
     os._exit(0)
 
 
-def _replace_predecessor() -> None:
+def _replace_predecessor(record: Path) -> None:
     """End the warm process that ran here before, by its recorded pid and start time."""
     from lab.node import processes
 
-    record = Path(tempfile.gettempdir()) / f"multinode-lab-warm-{os.getuid()}"
     with contextlib.suppress(OSError, ValueError):
         if record.stat().st_uid == os.getuid():
             before = json.loads(record.read_text())
@@ -225,7 +234,7 @@ def _main() -> None:
     from lab.node.spawn import BOOTSTRAP, BecomeRank
 
     try:
-        _serve(sys.argv[1])
+        _serve(sys.argv[1], Path(sys.argv[2]))
         return
     except BecomeRank as rank:
         command = rank.command
@@ -237,18 +246,33 @@ def _main() -> None:
     _become_rank(BOOTSTRAP)
 
 
-def _become_rank(bootstrap: Path) -> None:
-    import importlib.util
+def _renew_modules() -> None:
+    """Set what modules took at their import from a process that was another one."""
     import random
 
-    for name in [name for name in sys.modules if name == "lab" or name.startswith("lab.")]:
-        del sys.modules[name]  # the script may have a `lab` of its own
+    tempfile.tempdir = None
     # New processes have seeds of their own; forks would all draw the same numbers.
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
+    logging: Any = sys.modules.get("logging")
+    if logging is not None:  # a float, in nanoseconds from Python 3.13 on
+        in_ns = isinstance(logging._startTime, int)
+        logging._startTime = time.time_ns() if in_ns else time.time()
+    process: Any = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.ORIGINAL_DIR = os.getcwd()  # noqa: PTH109 - where children look for the script
+        process.current_process().authkey = os.urandom(32)
+
+
+def _become_rank(bootstrap: Path) -> None:
+    import importlib.util
+
+    for name in [name for name in sys.modules if name == "lab" or name.startswith("lab.")]:
+        del sys.modules[name]  # the script may have a `lab` of its own
+    _renew_modules()
     spec = importlib.util.spec_from_file_location("_lab_rank", bootstrap)
     assert spec is not None
     assert spec.loader is not None

@@ -23,6 +23,8 @@ from typing import NoReturn
 OWN_FILES = {__file__, str(Path(__file__).with_name("call.py")), runpy.__file__, "<frozen runpy>"}
 
 STANDARD_LIBRARY = str(Path(os.__file__).parent)
+START_FOLDER = os.path.join(os.getcwd(), "")  # noqa: PTH109, PTH118 - with the slash at its end
+"""What is below it is told of without it."""
 CHAIN_LIMIT = 10
 """How many exceptions of a chain the agent is told of."""
 
@@ -41,12 +43,13 @@ def _report_exception(fd: int, error: BaseException, trace: types.TracebackType 
     where = frames[-1] if frames else None
     own = [frame for frame in frames if _is_users(frame.filename)]
     users = own[-1] if own else where
+    file = None if users is None else users.filename.removeprefix(START_FOLDER)
     _report(
         fd,
         type="exception",
         kind=type(error).__name__,
         message=_text(error)[:10_000],
-        file=users.filename if users else None,
+        file=file,
         line=users.lineno if users else None,
         traceback="".join(traceback.format_exception(type(error), error, trace))[-20_000:],
         chain=_chain(error),
@@ -91,21 +94,38 @@ def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackTyp
 
 def _run_script(path: str) -> None:
     """As `python PATH`, without the `__spec__` by which spawned children would import us."""
+    path = _absolute(path)
     if _has_main(path):
-        sys.path[0] = path
-        sys.modules["__main__"] = types.ModuleType("__main__")
+        sys.path.insert(0, path)
+        _new_main()
         # As the interpreter does: False, since it is not the name of a module.
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
         return
+    _put_first_on_path(str(Path(path).resolve().parent))
     source = Path(path).read_bytes()
     loader = importlib.machinery.SourceFileLoader("__main__", path)
-    main = types.ModuleType("__main__")
-    main.__dict__.update(
-        __file__=path, __loader__=loader, __spec__=None, __cached__=None, __builtins__=__builtins__
-    )
-    main.__dict__.setdefault("__annotations__", {})
-    sys.modules["__main__"] = main
+    main = _new_main()
+    main.__dict__.update(__file__=path, __loader__=loader, __cached__=None)
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - the job
+
+
+def _new_main() -> types.ModuleType:
+    """A `__main__` such as the interpreter begins with."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=__builtins__, __annotations__={})
+    sys.modules["__main__"] = main
+    return main
+
+
+def _put_first_on_path(folder: str) -> None:
+    """Where Python looks for modules first, unless it was told that this is not safe."""
+    if not sys.flags.safe_path:
+        sys.path.insert(0, folder)
+
+
+def _absolute(path: str) -> str:
+    """As the interpreter makes a script's path absolute: what is `.` or `..` in it stays."""
+    return os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - pathlib would take out the `.`
 
 
 def _has_main(path: str) -> bool:
@@ -121,7 +141,7 @@ def _has_main(path: str) -> bool:
 
 def _run_module(name: str, events: int | None) -> None:
     """As `python -m NAME`: this is what the interpreter itself calls for it."""
-    sys.modules["__main__"] = types.ModuleType("__main__")
+    _new_main()
     try:
         runpy._get_module_details(name)  # type: ignore[attr-defined]  # as below, without running
     except runpy._Error as error:  # type: ignore[attr-defined]  # a line and exit code 1 follow
@@ -132,14 +152,16 @@ def _run_module(name: str, events: int | None) -> None:
 
 def _run(arguments: list[str], events: int | None) -> int:
     """Run what the command line names; the exit code that Python would end with."""
+    sys.orig_argv = [sys.executable, "-u", *arguments]
+    if not sys.flags.safe_path:
+        del sys.path[0]  # this file's folder
     try:
         if arguments[0] == "-m":
-            sys.argv = arguments[1:]
-            sys.path[0] = os.getcwd()  # noqa: PTH109 - what Python itself puts there
+            sys.argv = ["-m", *arguments[2:]]  # until the module is found
+            _put_first_on_path(os.getcwd())  # noqa: PTH109 - what Python itself puts there
             _run_module(arguments[1], events)
         else:
             sys.argv = arguments
-            sys.path[0] = str(Path(arguments[0]).resolve().parent)
             _run_script(arguments[0])
     except SystemExit as end:
         if not end.code and isinstance(end.code, int | None):

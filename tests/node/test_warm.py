@@ -17,9 +17,24 @@ from lab.node.protocol import NodeJob
 from tests.node.test_agent import agent, has_ended, job, text
 
 REPORT = """
-import json, os, random, signal, sys, threading
-import numpy, torch
-print(json.dumps({
+import json, logging, multiprocessing, os, random, signal, site, sys, tempfile, threading, time
+def child(queue):
+    queue.put([__name__, __file__])
+def spawned(method):
+    context = multiprocessing.get_context(method)
+    queue = context.SimpleQueue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    process.join()
+    return process.exitcode or queue.get()
+if __name__ == "__main__":
+  import numpy, torch
+  print(json.dumps({
+    "orig_argv": sys.orig_argv, "site": [site.getuserbase(), os.path.expanduser("~")],
+    "temporary": tempfile.gettempdir(),
+    "zone": [time.tzname, time.strftime("%Z"), time.strftime("%H", time.localtime(0))],
+    "log_began_after_the_job": logging._startTime > float(os.environ["WRITTEN_AT"]),
+    "children": {name: spawned(name) for name in ("fork", "spawn", "forkserver")},
     "environ": {k: v for k, v in os.environ.items()},
     "flags": str(sys.flags), "path": sys.path, "argv": sys.argv, "executable": sys.executable,
     "mask": [int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
@@ -35,7 +50,8 @@ print(json.dumps({
     "stdin": [str(sys.stdin), sys.stdin.fileno(), sys.stdin.errors, sys.stdin.read()],
     "excepthook": sys.excepthook is sys.__excepthook__,
     "torch_was_there": TORCH,
-    "random": [random.random(), float(numpy.random.rand()), torch.rand(1).item()],
+    "random": [random.random(), float(numpy.random.rand()), torch.rand(1).item(),
+               multiprocessing.current_process().authkey.hex()],
 }))
 """
 REPORT = "import sys; TORCH = 'torch' in sys.modules\n" + REPORT
@@ -78,14 +94,19 @@ def wait_until_listening(folder: Path, other_than: str = "") -> str:
 
 @pytest.mark.skipif("sys.platform != 'linux'", reason="forks are Linux's")
 def test_a_forked_rank_is_like_a_new_one(warm_job: NodeJob, tmp_path: Path) -> None:
-    cold = reports(replace(warm_job, warm=False))
-    reports(warm_job)  # finds none, leaves one
+    for name in ("home", "temporary"):
+        (tmp_path / name).mkdir()
+    own = {"TZ": "Asia/Tokyo", "HOME": f"{tmp_path}/home", "TMPDIR": f"{tmp_path}/temporary"}
+    given = replace(warm_job, env={**own, "WRITTEN_AT": "0"})
+    reports(given)  # finds none, leaves one
     wait_until_listening(tmp_path)
-    warm = reports(warm_job)
+    given = replace(given, env={**own, "WRITTEN_AT": str(time.time())})
+    cold = reports(replace(given, warm=False))
+    warm = reports(given)
     for before, after in zip(cold, warm, strict=True):
         assert before.pop("torch_was_there") is False
         assert after.pop("torch_was_there") is True
-    # Every process has drawn numbers of its own, from each of the three generators.
+    # Every process has drawn numbers of its own, from each generator.
     drawn = [found.pop("random") for found in (*cold, *warm)]
     assert all(len(set(numbers)) == len(drawn) for numbers in zip(*drawn, strict=True))
     for before, after in zip(cold, warm, strict=True):
