@@ -46,8 +46,8 @@ def _explained(error: Any) -> str:
 
 
 def _script_with_a_dash(option: str | None) -> str | None:
-    """The word of the command line in which that one-letter option was found, if it is a file."""
-    if option is None or option.startswith("--"):
+    """The word of the command line in which that option was found, if it is a script."""
+    if option is None:
         return None
     words = (word for word in sys.argv[1:] if word.startswith("-") and option[1:] in word)
     return next((word for word in words if Path(word).is_file() or word.endswith(".py")), None)

@@ -16,6 +16,7 @@ from tests.conftest import Lab
         ("run --nodes", "requires an argument; lab run --help has the options"),
         ("run --quiet=3 a.py", "does not take a value; lab run --help has the options"),
         ("run -dash.py", "-dash.py is taken for options; a script of that name is ./-dash.py"),
+        ("run --dash.py", "a script of that name is ./--dash.py"),
         ("logs --tail -1", "--tail: Input should be greater than or equal to 0; lab logs --help"),
         ("exec", "missing argument 'NODE'; lab exec --help has the options"),
         ("render", "missing option '--as'. Choose from: compose, env, hostfile; lab render"),
