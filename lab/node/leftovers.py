@@ -5,7 +5,7 @@ controller that was killed with it. Ranks and what they start have LAB_RUN_ID an
 those that outlived their run can be told from everybody else's processes:
 
     python -P -m lab.node.leftovers                 print this node's labelled processes, as JSON
-    python -P -m lab.node.leftovers PROCESSES       end those that this JSON lists
+    python -P -m lab.node.leftovers --end           end those that such JSON on stdin lists
 
 A process that was forked from a node's warm process shows the warm one's environment: what a killed
 agent of that kind leaves is ended by the warm process itself (see `lab.node.warm`).
@@ -89,8 +89,8 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _main() -> None:
-    if len(sys.argv) > 1:
-        end([Labelled(**fields) for fields in json.loads(sys.argv[1])])
+    if sys.argv[1:] == ["--end"]:
+        end([Labelled(**fields) for fields in json.load(sys.stdin)])
     else:
         print(json.dumps([asdict(process) for process in labelled()]))
 

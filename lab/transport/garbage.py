@@ -7,13 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.errors import LabError
 from lab.node.leftovers import Labelled, end, labelled
 from lab.transport.base import Progress
-from lab.transport.containers import ENTRYPOINT, PYTHON
-from lab.transport.engine import connect
+from lab.transport.containers import PYTHON
+from lab.transport.engine import EngineStoppedError, connect
+from lab.transport.exec_channel import DockerChannel
 from lab.transport.image import remove_image, stale_images
 from lab.transport.labs import PARALLEL, Lab, LabNode, find_labs, remove_lab, workdir_lock
 from lab.transport.run_state import run_state
@@ -123,13 +124,15 @@ def _end_leftovers_on(client: "DockerClient", nodes: Sequence[LabNode], dry_run:
 
 
 def _end_leftovers_in(client: "DockerClient", container: str, dry_run: bool) -> list[str]:
-    from docker.errors import APIError
-
-    def call(*arguments: str) -> str:
-        api: Any = client.api
-        argv = [ENTRYPOINT, PYTHON, "-P", "-m", "lab.node.leftovers", *arguments]
-        created = api.exec_create(container, argv, user="0:0", stderr=False)
-        return str(api.exec_start(created["Id"]).decode())
+    def call(*arguments: str, stdin: str = "") -> str:
+        argv = [PYTHON, "-P", "-m", "lab.node.leftovers", *arguments]
+        channel = DockerChannel(client, container, argv, cwd="/", env={}, tty=False)
+        channel.send(stdin.encode())
+        channel.close_stdin()
+        said = b"".join(data for stream, data in channel.output() if stream == "out")
+        channel.wait()
+        channel.close()
+        return said.decode()
 
     def find() -> list[Labelled]:
         found = [Labelled(**fields) for fields in json.loads(call())]
@@ -137,9 +140,11 @@ def _end_leftovers_in(client: "DockerClient", container: str, dry_run: bool) -> 
         return _of_runs_that_are_over(found, or_removed=True)
 
     def end_them(processes: list[Labelled]) -> None:
-        call(json.dumps([asdict(process) for process in processes]))
+        call("--end", stdin=json.dumps([asdict(process) for process in processes]))
 
     try:
         return _end_all(find, end_them, dry_run)
-    except (APIError, ValueError, TypeError):  # it goes down, or is of other code than ours
+    except EngineStoppedError:
+        raise
+    except (LabError, ValueError, TypeError):  # it goes down, or is of other code than ours
         return []
