@@ -142,11 +142,13 @@ def _has_main(path: str) -> bool:
 def _run_module(name: str, events: int | None) -> None:
     """As `python -m NAME`: this is what the interpreter itself calls for it."""
     _new_main()
+    no_module = runpy._Error  # type: ignore[attr-defined]  # the interpreter's own way has no other
     try:
-        runpy._get_module_details(name)  # type: ignore[attr-defined]  # as below, without running
-    except runpy._Error as error:  # type: ignore[attr-defined]  # a line and exit code 1 follow
+        runpy._get_module_details(name, no_module)  # type: ignore[attr-defined]  # nothing is run
+    except no_module as error:
         if events is not None:
             _report_exception(events, ModuleNotFoundError(str(error)), None)
+        raise SystemExit(f"{sys.executable}: {error}") from None
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # no public way runs as __main__
 
 

@@ -1,10 +1,12 @@
 """What to do about failures that have one usual cause."""
 
+import difflib
 import re
 import shlex
 import sys
 from collections.abc import Collection, Mapping
 from importlib import metadata
+from pathlib import Path
 
 from lab.node.victims import VICTIM_PATIENCE
 from lab.runs.job import Job
@@ -87,7 +89,9 @@ def hint_for(failure: Failure, job: Job) -> str | None:
     if failure.exception is None or failure.message is None:
         return None
     said = f"{failure.exception}: {failure.message}".strip().splitlines()
-    missing = _MISSING.match(said[-1 if failure.exception == SPAWN_EXCEPTION else 0])
+    missing = _MISSING.search(said[-1 if failure.exception == SPAWN_EXCEPTION else 0])
+    if missing and job.command[0] == "-m" and failure.file is None:
+        return _missing_target(job.command[1], job.start_folder)
     if missing:
         return _missing_module(missing[1], job)
     if any(sign in failure.message for sign in CUDA_BUILD_SIGNS):
@@ -126,6 +130,21 @@ def hint_for_victim(
             f"{ranks_in_words(ended)} may have been about to, and lab has ended what was left"
         )
     return f"{told}, but none has failed by itself"
+
+
+def _missing_target(name: str, folder: Path) -> str:
+    """Of the module that is to be run: no package's, as a rule, but a name with a slip in it."""
+    said = f"there is no module {name} in {folder}, and none among the installed ones"
+    *parents, last = name.split(".")
+    for depth, parent in enumerate(parents):
+        if not (folder / parent).is_dir():
+            parents, last = parents[:depth], parent
+            break
+        folder /= parent
+    there = {path.stem for path in folder.glob("*.py")} if folder.is_dir() else set()
+    there |= {path.parent.name for path in folder.glob("*/*.py")}
+    close = difflib.get_close_matches(last, sorted(there), 1)
+    return said + "".join(f"; there is {'.'.join([*parents, found])}" for found in close)
 
 
 def _missing_module(name: str, job: Job) -> str:

@@ -83,6 +83,28 @@ def test_packages(module: str, requirements: str | None, words: str, tmp_path: P
     assert words in (hint_for(failure, job) or "")
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "trian",
+            "there is no module trian in {folder}, and none among the installed ones; "
+            "there is train",
+        ),
+        ("modles.net", "; there is models"),
+        ("models.nte", "; there is models.net"),
+        ("nothing.like_it", "none among the installed ones"),
+    ],
+)
+def test_a_module_to_run_that_is_not_there(lab: Lab, name: str, words: str) -> None:
+    lab.script("", "train.py")
+    lab.script("", "models/net.py")
+    done = lab("run", "-t", "solo", "--on", "local", "-m", name)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(words.format(folder=lab.cwd))
+    assert "Traceback" not in done.stderr
+
+
 SPAWNED = """
 
 -- Process 0 terminated with the following error:
