@@ -24,6 +24,7 @@ from lab.node.meeting import POLL, MeetingError, RunBoard, meet, read, write_who
 from lab.node.protocol import Message, decode, encode
 from lab.node.settings import Settings
 from lab.node.victims import VICTIM_PATIENCE, consequence
+from lab.node.words import shortened
 
 PATIENCE = 1.0
 """Seconds between a failure and the end of the others; `VICTIM_PATIENCE` after a consequence."""
@@ -215,7 +216,8 @@ def judge(board: RunBoard) -> dict[str, Any]:
         return {"exit_code": 1, "summary": what, "first": None}
     if first is None:
         return {"exit_code": 0, "summary": "all ranks ended well", "first": None}
-    summary = f"rank {first['rank']} on {first['node']}: {first['what'].strip().splitlines()[0]}"
+    what = shortened(first["what"].strip().splitlines()[0])
+    summary = f"rank {first['rank']} on {first['node']}: {what}"
     return {"exit_code": first["code"], "summary": summary, "first": first}
 
 

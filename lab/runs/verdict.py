@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from lab.node.protocol import Message
 from lab.node.victims import consequence
+from lab.node.words import shortened
 
 SCHEMA = 1
 """Of verdict.json; docs/verdict.md describes it."""
@@ -74,7 +75,7 @@ class Failure:
             "exception": self._exception,
             "signal": self._ended_by,
             "exit": f"exited with code {self.exit_code}",
-        }.get(self.kind, self.message or self.kind)
+        }.get(self.kind, shortened(self.message or self.kind))
         return f"rank {self.rank} on {self.node}: {what}"
 
     @property
@@ -88,7 +89,7 @@ class Failure:
         where = f" ({self.file}:{self.line})" if self.file else ""
         lines = (self.message or "").strip().splitlines()
         telling = lines[-1:] if self.exception == SPAWN_EXCEPTION else lines[:1]
-        return f"{': '.join([str(self.exception), *telling])}{where}"
+        return f"{shortened(': '.join([str(self.exception), *telling]))}{where}"
 
 
 @dataclass(frozen=True)

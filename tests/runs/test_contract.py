@@ -187,8 +187,9 @@ def test_input_is_at_its_end(lab: Lab) -> None:
 def test_a_module_that_is_not_there_is_named(lab: Lab) -> None:
     done = lab("run", "-t", "solo", "--on", "local", "-m", "no.such", "--x")
     assert done.returncode == 1
-    assert "No module named" in done.stderr.splitlines()[-1]
-    assert "'no'" in done.stderr.splitlines()[-1]
+    *_, verdict, hint = done.stderr.splitlines()
+    assert "No module named 'no'" in verdict
+    assert f"there is no module no.such in {lab.cwd}" in hint
 
 
 @pytest.mark.parametrize(
