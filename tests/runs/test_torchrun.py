@@ -178,7 +178,7 @@ def test_the_others_go_on_without_a_node_that_is_lost(lab: Lab) -> None:
     assert running.returncode == 0, err
     assert out.count("reduced in a world of 3 3") == 3
     assert out.count("reduced in a world of 2 2") == 2
-    assert "lab: node2 is lost (its agent ended); the others go on without it" in err
+    assert "lab: node2 is lost (its agent was ended by SIGKILL" in err
     assert "beginning again with 2 ranks on 2 nodes" in err
     assert err.splitlines()[-1].endswith("without node2")
     assert verdict(lab)["lost_nodes"] == ["node2"]
@@ -203,7 +203,7 @@ def test_a_node_without_which_it_cannot_go_on_is_named(
     os.kill(agent_of(lab, node), signal.SIGKILL)
     _, err = running.communicate(timeout=120)
     assert running.returncode == 1
-    assert f"on {node}: its agent ended" in err.splitlines()[-1]
+    assert f"on {node}: its agent was ended by SIGKILL" in err.splitlines()[-1]
     assert words in err.splitlines()[-1]
     found = verdict(lab)
     assert (found["kind"], found["first"]["node"]) == ("node-lost", node)
