@@ -72,9 +72,13 @@ def spawn_fork(start: RankStart) -> int:
     if not start.python:
         return spawn_cold(start)
     parent = os.getpid()
+    begun, beginning = os.pipe()
     pid = os.fork()
     if pid == 0:
         _turn_into_rank(start, parent)
+    os.close(beginning)
+    os.read(begun, 1)  # its end: the fork has closed its own. Before, it could miss a signal
+    os.close(begun)
     return pid
 
 
