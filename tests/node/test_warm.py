@@ -33,7 +33,7 @@ if __name__ == "__main__":
     "orig_argv": sys.orig_argv, "site": [site.getuserbase(), os.path.expanduser("~")],
     "temporary": tempfile.gettempdir(),
     "zone": [time.tzname, time.strftime("%Z"), time.strftime("%H", time.localtime(0))],
-    "log_began_after_the_job": logging._startTime > float(os.environ["WRITTEN_AT"]),
+    "log_began_after_the_job": logging._startTime > float(os.environ.get("WRITTEN_AT", 0)),
     "children": {name: spawned(name) for name in ("fork", "spawn", "forkserver")},
     "environ": {k: v for k, v in os.environ.items()},
     "flags": str(sys.flags), "path": sys.path, "argv": sys.argv, "executable": sys.executable,
