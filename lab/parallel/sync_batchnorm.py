@@ -62,7 +62,7 @@ class SyncBatchNorm(_BatchNorm):
         output, mean, variance, count = _Normalise.apply(  # type: ignore[no-untyped-call]  # torch has no types for it
             input, self.weight, self.bias, self.eps, self.process_group
         )
-        if self.training and self.running_mean is not None:
+        if self.track_running_stats and self.running_mean is not None:
             self._follow(mean, variance * (count / (count - 1)))
         normalised: Tensor = output
         return normalised

@@ -134,6 +134,18 @@ def half_and_refusals() -> None:
             layer(wrong)
 
 
+def tracking_switched_off() -> None:
+    layer = SyncBatchNorm(2)
+    layer.track_running_stats = False
+    layer(torch.arange(6.0).view(3, 2))
+    assert torch.equal(layer.get_buffer("running_mean"), torch.zeros(2))
+    assert layer.get_buffer("num_batches_tracked") == 0
+
+
+def test_statistics_stay_when_tracking_is_switched_off(ranks: RankPool) -> None:
+    ranks.run(2, tracking_switched_off)
+
+
 def alone_in_evaluation() -> None:
     layer = SyncBatchNorm(2, track_running_stats=False).eval()
     inputs = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
