@@ -23,11 +23,13 @@ Names and defaults of the arguments are torch's (torch/nn/parallel/distributed.p
   evaluate under torch.no_grad(). torch broadcasts in the first forward after a step.
 - Gradients are always views of buckets: they cost no second copy.
 - `bucket_cap_mb=None` makes 16 buckets or so of a small model, so that they overlap with backward.
-- `state_dict` has the bare model's keys.
+- `state_dict` has the bare model's keys; loading takes torch's `module.` keys as well.
+- torch.distributed.checkpoint.state_dict unwraps torch's class only: give it `model.module`.
 - Sums first and divides then, as one process would; torch divides first. See `mean`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,8 +37,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from lab.parallel.comm_hooks import Hook, Mean
+from lab.parallel.ddp_checks import check_device_ids, check_torchs, device_of
 from lab.parallel.graph import moved_to
 from lab.parallel.reducer import Reducer
 from lab.parallel.replicas import broadcast_, check_replicas, describe
@@ -57,7 +61,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         device_ids: Sequence[int | torch.device] | None = None,
         output_device: int | torch.device | None = None,
         *,
-        broadcast_buffers: bool = True,
+        broadcast_buffers: bool | None = None,
+        forward_sync_buffers: bool | None = None,
         init_sync: bool = True,
         process_group: dist.ProcessGroup | None = None,
         bucket_cap_mb: float | None = None,
@@ -66,6 +71,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         static_graph: bool = False,
         mean: Mean = "sum_then_divide",
         hang_guard: bool = True,
+        **torchs: Any,
     ) -> None:
         """Check that all ranks have the same model, and give them rank 0's values. A collective.
 
@@ -74,8 +80,10 @@ class DistributedDataParallel(nn.Module, Joinable):
             device_ids: for scripts written for torch: None, or the one CUDA device of the model, to
                 which tensors among forward's arguments are then moved.
             output_device: None or the same.
-            broadcast_buffers: overwrite buffers (BatchNorm's running statistics, say) by rank 0's
-                before each forward.
+            broadcast_buffers: the older name of `forward_sync_buffers`, which counts if both are
+                given.
+            forward_sync_buffers: overwrite buffers (BatchNorm's running statistics, say) by rank
+                0's before each forward. Default True.
             init_sync: False: neither check nor overwrite; the ranks are equal already.
             process_group: the ranks to average over; default all.
             bucket_cap_mb: MiB of gradients that travel together. 0: each by itself. None: by the
@@ -90,29 +98,33 @@ class DistributedDataParallel(nn.Module, Joinable):
             mean: sum_then_divide, avg or divide_then_sum: see `comm_hooks.mean_of`.
             hang_guard: False: as torch, where a parameter that gets no gradient is not reported,
                 and other ranks wait for it. For lessons.
+            torchs: its other arguments: see `ddp_checks.py` for those that have no effect here.
 
         Raises:
             ValueError: the ranks' models or options differ (raised on every rank), no parameter
                 needs a gradient, a lazy parameter has no shape yet, parameters are on several
-                devices or not on that of `device_ids`.
-            TypeError: a parameter that needs a gradient is complex.
+                devices or not on that of `device_ids`, an argument of torch's is not supported.
+            TypeError: a parameter that needs a gradient is complex; no such argument.
         """
         super().__init__()
         Joinable.__init__(self)
         del gradient_as_bucket_view
+        check_torchs(torchs)
+        if forward_sync_buffers is None:
+            forward_sync_buffers = broadcast_buffers is not False
         self.module = module
         self.process_group = process_group
-        self.broadcast_buffers = broadcast_buffers
+        self.forward_sync_buffers = forward_sync_buffers
         self.require_backward_grad_sync = True
         """False inside `no_sync`. Frameworks read and set it on torch's class as well."""
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
-        self.device = _device_of(module, trained)
+        self.device = device_of(module, trained)
         self._move_inputs = device_ids is not None
-        _check_device_ids(self.device, device_ids, output_device)
+        check_device_ids(self.device, device_ids, output_device)
 
         options = {
-            "broadcast_buffers": broadcast_buffers,
+            "forward_sync_buffers": forward_sync_buffers,
             "bucket_cap_mb": None if bucket_cap_mb is None else float(bucket_cap_mb),
             "mean": mean,
             "find_unused_parameters": find_unused_parameters,
@@ -154,7 +166,7 @@ class DistributedDataParallel(nn.Module, Joinable):
                     f"{unfrozen[0]} was unfrozen after the model had been wrapped, so nobody "
                     "would average its gradient: wrap the bare model anew"
                 )
-            if self.broadcast_buffers:
+            if self.forward_sync_buffers:
                 broadcast_(self.module.buffers(), source, self.process_group)
         if self._move_inputs:
             args, kwargs = moved_to(self.device, args), moved_to(self.device, kwargs)
@@ -198,7 +210,16 @@ class DistributedDataParallel(nn.Module, Joinable):
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """The bare module's own, which finds its layers' versions in the state's `_metadata`."""
+        """The bare module's own, which finds its layers' versions in the state's `_metadata`.
+
+        A state that torch's class saved, all keys with `module.` before them, will do as well.
+        """
+        if _is_torchs(state_dict, "", self.module):
+            metadata = getattr(state_dict, "_metadata", None)
+            state_dict = OrderedDict(state_dict)
+            if metadata is not None:
+                vars(state_dict)["_metadata"] = metadata.copy()
+            consume_prefix_in_state_dict_if_present(state_dict, "module.")
         return self.module.load_state_dict(state_dict, *args, **kwargs)
 
     def __getstate__(self) -> Any:
@@ -261,39 +282,15 @@ DDP = DistributedDataParallel
 """The name that most scripts use."""
 
 
-def _device_of(module: nn.Module, trained: Sequence[tuple[str, nn.Parameter]]) -> torch.device:
-    """The one device of the parameters, after checking that they can be trained this way."""
-    for name, parameter in module.named_parameters():
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise ValueError(f"{name} has no shape yet: run a forward of the lazy module first")
-    if not trained:
-        raise ValueError("no parameter needs a gradient: there is nothing to average")
-    for name, parameter in trained:
-        if parameter.is_complex():
-            raise TypeError(
-                f"{name} is complex, and the mean is of real numbers: "
-                "keep it as real ones and use torch.view_as_complex in forward"
-            )
-    devices = {str(parameter.device): parameter.device for _, parameter in trained}
-    if len(devices) > 1:
-        raise ValueError(f"the parameters are on several devices: {', '.join(sorted(devices))}")
-    return next(iter(devices.values()))
+def _is_torchs(state: Iterable[str], prefix: str, module: nn.Module) -> bool:
+    """Whether all keys after the prefix begin with `module.`, and not because the model's do."""
+    keys = [key.removeprefix(prefix) for key in state if key.startswith(prefix)]
+    own = any(name == "module" for name, _ in module.named_children())
+    return bool(keys) and not own and all(key.startswith("module.") for key in keys)
 
 
-def _check_device_ids(
-    device: torch.device,
-    device_ids: Sequence[int | torch.device] | None,
-    output_device: int | torch.device | None,
-) -> None:
-    for given in [*(device_ids or ()), *([] if output_device is None else [output_device])]:
-        wanted = given if isinstance(given, torch.device) else torch.device("cuda", given)
-        if wanted != device:
-            raise ValueError(f"the model is on {device}, but device_ids or output_device: {wanted}")
-    if device_ids is not None and len(device_ids) != 1:
-        raise ValueError("device_ids must be None or name one device: one process for each")
-
-
-def _add_prefix(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    del module
+def _add_prefix(model: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    if _is_torchs(state, prefix, model.module):
+        return
     for key in [key for key in state if key.startswith(prefix)]:
         state[f"{prefix}module.{key[len(prefix) :]}"] = state.pop(key)

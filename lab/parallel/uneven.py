@@ -81,7 +81,7 @@ class Shadow(JoinHook):
         source = _agree(self.model, self.reducer, ABSENT)
         if source < 0:
             return
-        if self.model.broadcast_buffers:
+        if self.model.forward_sync_buffers:
             broadcast_(self.model.module.buffers(), source, self.model.process_group)
         self.reducer.shadow_backward()
 

@@ -213,7 +213,11 @@ def test_several_forwards_may_come_before_a_backward(ranks: RankPool) -> None:
 def against_torch() -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
     return [
         (train_normed(DDP, **options), train_normed(TorchDDP, **options))
-        for options in ({}, {"broadcast_buffers": False})
+        for options in (
+            {},
+            {"forward_sync_buffers": False},
+            {"batched_grad_copy": True, "dim": 0, "device_mesh": None},
+        )
     ]
 
 
@@ -681,6 +685,13 @@ def odds_and_ends() -> None:
     with pytest.raises(RuntimeError, match="Missing key"):
         model.load_state_dict({})
 
+    # So is what torch's class saves, as a whole and as a part.
+    torchs = TorchDDP(other)
+    assert "module.body.0.weight" in torchs.state_dict()
+    model.load_state_dict(torchs.state_dict())
+    whole.load_state_dict(nn.ModuleDict({"part": torchs}).state_dict())
+    assert "module.body.0.weight" in torchs.state_dict()
+
     # Versions of layers are found: BatchNorm's from before it counted batches lacks a key.
     old = bare.state_dict()
     del old["body.1.num_batches_tracked"]
@@ -744,6 +755,8 @@ def refused() -> list[str]:
         ),
         lambda: __import__("copy").deepcopy(DDP(nn.Linear(2, 2))),
         lambda: DDP(nn.Sequential(nn.Linear(2, 2), SyncBatchNorm(2))).join(),
+        lambda: DDP(nn.Linear(2, 2), mixed_precision=object()),
+        lambda: DDP(nn.Linear(2, 2), find_unused=True),
     ]
     messages = []
     for call in calls:
@@ -779,6 +792,8 @@ def test_what_cannot_be_is_refused_in_words(ranks: RankPool) -> None:
         "TypeError: the gradient of 0.weight is sparse",
         "TypeError: a DistributedDataParallel cannot be copied or pickled",
         "ValueError: 1 is a SyncBatchNorm, whose forward waits for all ranks",
+        "ValueError: mixed_precision is not supported: use torch.autocast",
+        "TypeError: DistributedDataParallel has no argument 'find_unused'",
     ]
     for message, beginning in zip(messages, expected, strict=True):
         assert message.startswith(beginning)
