@@ -230,8 +230,8 @@ class FullyShardedDataParallel(ShardedModule):
     def no_sync(self) -> Iterator[None]:
         """Only accumulate, on each rank by itself: for all microbatches of a step but the last.
 
-        Put forward and backward inside: what counts is where forward was called. Costs memory: this
-        rank's full gradients stay until the next backward outside. Of the outermost unit only.
+        Of the outermost unit only. Where forward is called counts. Full gradients stay until the
+        next backward outside or this module's `zero_grad`: an optimiser's does not reach them.
         """
         conductor = self._own_conductor
         before = conductor.sync_gradients
@@ -242,7 +242,7 @@ class FullyShardedDataParallel(ShardedModule):
             conductor.sync_gradients = before
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As any module's, and what `no_sync` has collected: an optimiser's cannot forget that."""
+        """As any module's, and what `no_sync` has collected."""
         super().zero_grad(set_to_none)
         for m in self.fsdp_modules(self):
             m._unit.drop_gradients()
