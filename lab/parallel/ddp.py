@@ -29,7 +29,7 @@ Names and defaults of the arguments are torch's (torch/nn/parallel/distributed.p
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,6 +41,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from lab.parallel.comm_hooks import Hook, Mean
 from lab.parallel.ddp_checks import check_device_ids, check_torchs, device_of
+from lab.parallel.ddp_loading import after_load, before_load, is_torchs
 from lab.parallel.graph import moved_to
 from lab.parallel.reducer import Reducer
 from lab.parallel.replicas import broadcast_, check_replicas, describe
@@ -144,7 +145,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         )
         # As a part of a larger module: its checkpoint has the bare model's keys, and loading looks
         # for the module under its name here.
-        nn.Module.register_load_state_dict_pre_hook(self, _add_prefix)
+        nn.Module.register_load_state_dict_pre_hook(self, before_load)
+        self.register_load_state_dict_post_hook(after_load)  # type: ignore[no-untyped-call]  # torch has no types for it
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward on this rank's part of the batch.
@@ -214,7 +216,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
         A state that torch's class saved, all keys with `module.` before them, will do as well.
         """
-        if _is_torchs(state_dict, "", self.module):
+        if is_torchs(state_dict, "", self.module):
             metadata = getattr(state_dict, "_metadata", None)
             state_dict = OrderedDict(state_dict)
             if metadata is not None:
@@ -280,17 +282,3 @@ class DistributedDataParallel(nn.Module, Joinable):
 
 DDP = DistributedDataParallel
 """The name that most scripts use."""
-
-
-def _is_torchs(state: Iterable[str], prefix: str, module: nn.Module) -> bool:
-    """Whether all keys after the prefix begin with `module.`, and not because the model's do."""
-    keys = [key.removeprefix(prefix) for key in state if key.startswith(prefix)]
-    own = any(name == "module" for name, _ in module.named_children())
-    return bool(keys) and not own and all(key.startswith("module.") for key in keys)
-
-
-def _add_prefix(model: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    if _is_torchs(state, prefix, model.module):
-        return
-    for key in [key for key in state if key.startswith(prefix)]:
-        state[f"{prefix}module.{key[len(prefix) :]}"] = state.pop(key)

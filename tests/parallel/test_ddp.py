@@ -685,6 +685,12 @@ def odds_and_ends() -> None:
     with pytest.raises(RuntimeError, match="Missing key"):
         model.load_state_dict({})
 
+    short = {key: value for key, value in saved.items() if key != "part.body.3.bias"}
+    with pytest.raises(RuntimeError, match=r'"part\.body\.3\.bias"'):
+        whole.load_state_dict(short)
+    with pytest.raises(RuntimeError, match=r"size mismatch for part\.body\.3\.bias"):
+        whole.load_state_dict({**saved, "part.body.3.bias": torch.zeros(9)})
+
     # So is what torch's class saves, as a whole and as a part.
     torchs = TorchDDP(other)
     assert "module.body.0.weight" in torchs.state_dict()
