@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.checkpoint import checkpoint
 
 from lab.parallel import DDP, FSDP, SyncBatchNorm, comm_hooks
+from tests.parallel.one_process import accumulate
 from tests.ranks import RankPool
 
 WORLD_SIZES = (1, 2, 3, 4)
@@ -62,19 +63,7 @@ def one_process(world_size: int, parts: int) -> dict[str, Tensor]:
     """Accumulate all ranks' batches in rank order, divide, step."""
     model = Net(seed=0)
     optimizer = sgd(model)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    for step in range(STEPS):
-        total: list[Tensor] = []
-        for rank in range(world_size):
-            optimizer.zero_grad()
-            for part in range(parts):
-                inputs, targets = batch(rank, step, part)
-                mse_loss(model(inputs), targets).backward()
-            own = [p.grad for p in trained if p.grad is not None]
-            total = [a + b for a, b in zip(total, own, strict=True)] if total else own
-        for parameter, gradient in zip(trained, total, strict=True):
-            parameter.grad = gradient / world_size
-        optimizer.step()
+    accumulate(model, optimizer, batch, steps=STEPS, world_size=world_size, parts=parts)
     return model.state_dict()
 
 

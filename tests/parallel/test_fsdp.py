@@ -11,6 +11,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from lab.parallel import FSDP, BackwardPrefetch, ShardingStrategy
+from tests.parallel.one_process import accumulate
 from tests.ranks import RankPool
 
 WORLD_SIZES = (1, 2, 3, 4)
@@ -89,19 +90,7 @@ def one_process(world_size: int, parts: int) -> tuple[nn.Module, torch.optim.Opt
     """Accumulate all ranks' batches in rank order, divide, step."""
     model = Net(seed=0)
     optimizer = adam(model)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    for step in range(STEPS):
-        total: list[Tensor] = []
-        for rank in range(world_size):
-            optimizer.zero_grad()
-            for part in range(parts):
-                inputs, targets = batch(rank, step, part)
-                mse_loss(model(inputs), targets).backward()
-            own = [p.grad for p in trained if p.grad is not None]
-            total = [a + b for a, b in zip(total, own, strict=True)] if total else own
-        for parameter, gradient in zip(trained, total, strict=True):
-            parameter.grad = gradient / world_size
-        optimizer.step()
+    accumulate(model, optimizer, batch, steps=STEPS, world_size=world_size, parts=parts)
     return model, optimizer
 
 
