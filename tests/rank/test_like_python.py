@@ -61,7 +61,7 @@ def _found(folder: Path, prefix: list[str], words: list[str], env: dict[str, str
         ["./script.py"],
         ["sub/script.py"],
         ["./sub/../sub/script.py"],
-        ["../work/script.py"],
+        ["../place/script.py"],
         ["link.py"],
         ["{absolute}/script.py"],
         ["app"],
@@ -74,7 +74,7 @@ def _found(folder: Path, prefix: list[str], words: list[str], env: dict[str, str
     ids=" ".join,
 )
 def test_it_is_as_python_makes_it(tmp_path: Path, words: list[str], safe: bool) -> None:
-    work = tmp_path / "work"
+    work = tmp_path / "place"
     names = ("script", "sub/script", "app/__main__", "package/__main__", "package/module")
     for name in names:
         path = (work / name).with_suffix(".py")
