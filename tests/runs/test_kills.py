@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from lab.node.processes import started
 from tests.conftest import Lab
 from tests.runs.test_docker_runs import LABEL, things
 
@@ -87,7 +88,7 @@ class Run:
         found = []
         for node, pid in self.pids("hello") + self.pids("started"):
             if self._where == "local":
-                if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
+                if started(pid) is not None:
                     found.append(f"{node}: {pid}")
             elif on_node(self._lab, node, f"[ -d /proc/{pid} ] && echo there"):
                 found.append(f"{node}: {pid}")
