@@ -11,6 +11,8 @@ CHUNK = 1 << 16
 PIPE_CAPACITY = 1 << 20
 """The most that Linux lets a pipe hold without privileges (/proc/sys/fs/pipe-max-size)."""
 STREAMS = ("out", "err", "events")
+LONGEST_EVENT = 1 << 20
+"""Bytes: what a bootstrap says is far shorter."""
 
 
 @dataclass
@@ -83,6 +85,9 @@ class Pipes:
             return False
         if pipe.name == "events":
             *lines, pipe.partial = (pipe.partial + data).split(b"\n")
+            if len(pipe.partial) > LONGEST_EVENT:
+                lines.append(pipe.partial)  # no event, so this is said of what there is of it
+                pipe.partial = b""
             for line in lines:
                 self._on_event(pipe.rank, line)
         else:

@@ -287,6 +287,25 @@ raise ValueError("and then")
     assert {m["type"] for m in messages} <= {"started", "log", "exception", "exit", "bye"}
 
 
+def test_an_event_without_an_end_is_not_kept(tmp_path: Path) -> None:
+    script = """
+import os, stat
+for fd in map(int, os.listdir("/dev/fd")):
+    try:
+        is_pipe = fd > 2 and stat.S_ISFIFO(os.fstat(fd).st_mode)
+    except OSError:
+        continue
+    if is_pipe:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(b"endless " * (3 << 17))
+"""
+    with agent(job(tmp_path, script)) as running:
+        running.until("hello")
+        running.start_ranks()
+        told = text(running.until("bye"), "err").decode()
+    assert told.count("lab: rank 0 wrote to lab's own descriptor, which is ignored: ") == 2
+
+
 def test_a_grace_without_an_end(tmp_path: Path) -> None:
     script = """
 import os, signal, time
