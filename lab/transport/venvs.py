@@ -26,6 +26,7 @@ from importlib import metadata
 from pathlib import Path
 
 from lab.errors import LabError
+from lab.node import processes
 from lab.transport.base import Progress
 from lab.transport.cache import cache_folder
 from lab.transport.requirements import Requirements
@@ -216,6 +217,7 @@ def _run(argv: Sequence[str], show: Callable[[str], None] = lambda _line: None) 
         text=True,
         errors="replace",
         start_new_session=True,
+        preexec_fn=processes.die_with(os.getpid()),  # a kill -9 of lab must not leave it running
     ) as process:
         try:
             assert process.stdout is not None

@@ -1,5 +1,6 @@
 """`lab run --requirements`: installed once for each content, never half, and torch stays."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,11 +8,12 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from lab.node.processes import started
 from tests.conftest import Lab
 
 IMPORTS = "import {module}, sys; print('from', {module}.__file__)"
@@ -145,15 +147,20 @@ def test_a_failure_leaves_nothing(requiring: Requiring) -> None:
 
 
 SLOW_BUILD = """
-import pathlib, sys, time
-pathlib.Path({began!r}).touch()
+import os, pathlib, time
+new = pathlib.Path({began!r} + ".new")
+new.write_text(f"{{os.getpid()}} {{os.getppid()}}")
+new.rename({began!r})
 time.sleep(600)
 """
 
 
 @pytest.fixture
-def slow(requiring: Requiring) -> Requiring:
-    """One package more, whose build begins with a file `began`, and does not end."""
+def slow(requiring: Requiring) -> Iterator[Requiring]:
+    """One package more, whose build begins with a file `began`, and does not end.
+
+    The file names the build's process and its parent, which is pip.
+    """
     began = str(requiring.lab.cwd / "began")
     with zipfile.ZipFile(requiring.wheels / "labtestslow-1.0.zip", "w") as source:
         source.writestr("labtestslow-1.0/backend.py", SLOW_BUILD.format(began=began))
@@ -161,13 +168,15 @@ def slow(requiring: Requiring) -> Requiring:
             "labtestslow-1.0/pyproject.toml",
             "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n",
         )
-    return requiring
+    yield requiring
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        os.kill(int(Path(began).read_text().split()[0]), signal.SIGKILL)
 
 
-def wait_for(path: Path) -> None:
+def wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, path
+    while not holds():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
@@ -176,13 +185,15 @@ def test_an_interrupted_install_is_not_used(slow: Requiring, number: int) -> Non
     lab = slow.lab
     script = lab.script(IMPORTS.format(module="labtestone"))
     process = lab.start(*slow.words(script, wanted="labtestone\nlabtestslow"), env=slow.env)
-    wait_for(lab.cwd / "began")
+    wait_until((lab.cwd / "began").exists)
     process.send_signal(number)
     process.communicate(timeout=30)
     if number == signal.SIGINT:
         assert process.returncode == 130
         assert slow.venvs() == []
         return
+    pip = int((lab.cwd / "began").read_text().split()[1])
+    wait_until(lambda: started(pip) is None)
     (half,) = slow.venvs()  # nobody was left to remove it
     assert not (half / "ready").exists()
     make_wheel(slow.wheels, "labtestslow")  # a wheel comes before the source
