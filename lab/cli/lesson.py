@@ -2,8 +2,7 @@
 
 import json
 import sys
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,7 +46,7 @@ class Outcome:
 
     lesson: Lesson
     run: str
-    seconds: float
+    """The run's id."""
     report: Report | None
     """None: it did not come to its end."""
     summary: str
@@ -71,14 +70,8 @@ class Outcome:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         report = {} if self.report is None else self.report.to_json()
-        return {
-            "lesson": self.lesson.name,
-            "run": self.run,
-            "seconds": round(self.seconds, 3),
-            **report,
-            "ok": self.ok,
-            "fault": self.fault,
-        }
+        names = {"lesson": self.lesson.name, "run": self.run}
+        return {**names, **report, "ok": self.ok, "fault": self.fault}
 
 
 @app.command("list")
@@ -126,41 +119,44 @@ def run(
                 f"{lesson.name} needs at least {lesson.ranks} ranks, and {loaded.name} has "
                 f"{loaded.world_size}: add --nodes {lesson.ranks}"
             )
-    outcomes = [_run(lesson, loaded, quiet=as_json) for lesson in lessons]
+    outcomes: list[Outcome] = []
+    while left := lessons[len(outcomes) :]:  # more than once where one ended the run
+        outcomes += _run(left, loaded, quiet=as_json)
+    ok = all(outcome.ok for outcome in outcomes)
     if as_json:
-        print(json.dumps({"ok": _all_ok(outcomes), "lessons": [o.to_json() for o in outcomes]}))
+        document = {"ok": ok, "lessons": [outcome.to_json() for outcome in outcomes]}
+        print(json.dumps(document, indent=2))
     else:
         _show(outcomes)
-    raise typer.Exit(0 if _all_ok(outcomes) else EXIT_FAILURE)
+    raise typer.Exit(0 if ok else EXIT_FAILURE)
 
 
-def _run(lesson: Lesson, topology: "Topology", *, quiet: bool) -> Outcome:
-    """Do one lesson; ends here where the user interrupts it."""
+def _run(lessons: list[Lesson], topology: "Topology", *, quiet: bool) -> list[Outcome]:
+    """Do lessons in one run, up to one that ends it; ends here where the user interrupts it."""
     from lab.runs import Job
 
-    words = [lesson.module, "--backend", topology.resolved_backend()]
+    names = [lesson.name for lesson in lessons]
+    words = ["lab.lessons.worker", "--backend", topology.resolved_backend(), *names]
     job = Job.from_command_line(words, module=True, topology=topology, cwd=Path.cwd())
     console = RunConsole(Prefixes({rank.rank: rank.node.name for rank in topology.ranks()}))
-    if not quiet:
-        say(f"\nlab: {lesson.name}: {lesson.title}")
-    began = time.monotonic()
     controller, verdict = execute(topology, job, [] if quiet else [console])
-    seconds = time.monotonic() - began
     if verdict.kind == "interrupted":
         print_verdict(verdict)
         raise typer.Exit(verdict.exit_code)
-    data = controller.directory.read_json(RESULT)
-    report = None if data is None else Report.from_json(data)
-    # The exit code must follow from the report: else something else went wrong as well.
-    if report is None or verdict.exit_code != (0 if report.ok else EXIT_FAILURE):
-        report = None
+    outcomes = []
+    for lesson in lessons:
+        data = controller.directory.read_json(RESULT.format(name=lesson.name))
+        report = None if data is None else Report.from_json(data)
+        outcomes.append(Outcome(lesson, controller.directory.id, report, verdict.summary))
+        if report is None:
+            break
+    # The exit code must follow from the reports: else something else went wrong as well.
+    ok = all(outcome.ok for outcome in outcomes)
+    if verdict.exit_code != (0 if ok else EXIT_FAILURE) or outcomes[-1].report is None:
+        outcomes[-1] = replace(outcomes[-1], report=None)
         if not quiet:
             print_verdict(verdict)
-    return Outcome(lesson, controller.directory.id, seconds, report, verdict.summary)
-
-
-def _all_ok(outcomes: list[Outcome]) -> bool:
-    return all(outcome.ok for outcome in outcomes)
+    return outcomes
 
 
 def _show(outcomes: list[Outcome]) -> None:
@@ -174,12 +170,11 @@ def _show(outcomes: list[Outcome]) -> None:
         report = outcome.report
         table.add_row(
             outcome.lesson.name,
-            f"{outcome.seconds:.1f}",
+            "-" if report is None else f"{report.seconds:.1f}",
             "-" if report is None else str(report.judged),
             "-" if report is None else str(report.judged - len(report.failed)),
             "yes" if outcome.ok else "NO",
         )
-    print()
     table_console().print(table)
     sys.stdout.flush()
     for outcome in outcomes:

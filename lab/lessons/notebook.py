@@ -8,13 +8,11 @@ if __name__ == "__main__":
 """
 
 import gc
-import json
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
@@ -22,11 +20,9 @@ import torch
 import torch.distributed as dist
 
 from lab.bench.workers.harness import Bench
-from lab.errors import EXIT_FAILURE, LabError
-from lab.lessons.report import RESULT, Finding, Report
-from lab.training.arguments import ArgumentParser
-from lab.training.checkpoint import atomic_file
-from lab.training.world import BACKENDS, World, join_world
+from lab.errors import EXIT_FAILURE
+from lab.lessons.report import Finding, Report
+from lab.training.world import World, join_world
 
 T = TypeVar("T")
 TIMEOUT = timedelta(seconds=120)
@@ -97,35 +93,42 @@ class Notebook:
         self.say(str(finding))
 
 
+Exercise = Callable[[Notebook], None]
+
+
 class _QuietBench(Bench):
     def say(self, text: str) -> None:
         """Rounds are not what a lesson is about."""
 
 
-def main(exercise: Callable[[Notebook], None], argv: Sequence[str] | None = None) -> int:
-    """Do an exercise as one of the ranks that the environment says; rank 0 leaves the report.
+def perform(exercise: Exercise, world: World) -> Report:
+    """Do an exercise, from the same random numbers whatever was done before. A collective."""
+    torch.manual_seed(0)
+    notebook = Notebook(world)
+    began = time.monotonic()
+    exercise(notebook)
+    gc.collect()  # models that are left in cycles hold their process group beyond its end
+    seconds = time.monotonic() - began
+    found = tuple(notebook.findings)
+    return Report(world.size, world.backend, torch.__version__, round(seconds, 3), found)
+
+
+def main(exercise: Exercise) -> int:
+    """Do one exercise as one of the ranks that the environment says, whoever started them.
 
     Returns:
-        The exit code; 1 on rank 0 where something was not as theory says.
+        The exit code; 1 where something was not as theory says.
     """
-    parser = ArgumentParser(exercise.__module__, description="An exercise: see `lab lesson`.")
-    parser.add_argument("--backend", choices=BACKENDS, default="auto")
-    options = parser.parse_args(argv)
-    torch.set_num_threads(1)  # each rank stands for a machine, and the cores are shared
-    try:
-        with join_world(options.backend, group_of_one=True, timeout=TIMEOUT) as world:
-            notebook = Notebook(world)
-            exercise(notebook)
-            gc.collect()  # models that are left in cycles hold the process group beyond its end
-    except LabError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return error.exit_code
-    if not world.is_main:
-        return 0
-    report = Report(world.size, world.backend, torch.__version__, tuple(notebook.findings))
-    with atomic_file(Path(os.environ.get("LAB_RUN_DIR") or ".") / RESULT) as file:
-        file.write(json.dumps(report.to_json()).encode())
-    return 0 if report.ok else EXIT_FAILURE
+    with ranks() as world:
+        return 0 if perform(exercise, world).ok else EXIT_FAILURE
+
+
+@contextmanager
+def ranks(backend: str = "auto") -> Iterator[World]:
+    """All ranks, each with one thread: it stands for a machine, and here they share the cores."""
+    torch.set_num_threads(1)
+    with join_world(backend, group_of_one=True, timeout=TIMEOUT) as world:
+        yield world
 
 
 def _cell(value: object) -> str:

@@ -1,11 +1,11 @@
 """What a lesson found: the ranks write it, the controller reads it. No torch here."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-RESULT = "lesson.json"
-"""The report's name in the run directory."""
+RESULT = "lesson-{name}.json"
+"""A lesson's report in the run directory."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Report:
     world_size: int
     backend: str
     torch: str
+    seconds: float
+    """That it took, without the start of the ranks."""
     findings: tuple[Finding, ...]
 
     @property
@@ -55,4 +57,6 @@ class Report:
     def from_json(cls, data: Mapping[str, Any]) -> "Report":
         """The report that `to_json` wrote."""
         findings = tuple(Finding(**finding) for finding in data["findings"])
-        return cls(data["world_size"], data["backend"], data["torch"], findings)
+        return cls(
+            **{field.name: data[field.name] for field in fields(cls)} | {"findings": findings}
+        )
