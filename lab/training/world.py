@@ -34,6 +34,16 @@ class World:
         """Whether this is the one rank that prints and saves."""
         return self.rank == 0
 
+    def gather(self, *values: float) -> list[list[float]]:
+        """Everybody's values, by rank, in float64. A collective: every rank calls it."""
+        mine = torch.tensor(values, dtype=torch.float64, device=self.device)
+        everybodys = [torch.empty_like(mine) for _ in range(self.size)]
+        if dist.is_initialized():
+            dist.all_gather(everybodys, mine)
+        else:
+            everybodys = [mine]
+        return [row.tolist() for row in everybodys]
+
     def sum(self, *values: float) -> list[float]:
         """Each value summed over all ranks, in float64. A collective: every rank calls it."""
         totals = torch.tensor(values, dtype=torch.float64, device=self.device)

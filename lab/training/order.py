@@ -1,0 +1,127 @@
+"""Which samples each step takes, on which rank: a function of the seed and the place in the data.
+
+So a training can stop anywhere and go on, in the midst of an epoch and on another number of ranks:
+with the same number of samples a step, each step has the same samples as it would have had.
+torch's DistributedSampler deals an epoch out by rank instead, and knows nothing of where it was.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
+
+from lab.training.seeding import derived, seed_all, seeded
+
+
+class Samples(Protocol):
+    """A data set: torch's that have a length, a list of samples."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Place(NamedTuple):
+    """Where in the data a training is: this many samples of this epoch are done, from 0."""
+
+    epoch: int = 0
+    sample: int = 0
+
+
+class Microbatch(NamedTuple):
+    """What one rank takes at once."""
+
+    indices: list[int]
+    seed: int
+    """For augmentation."""
+
+
+class Order:
+    """Each epoch's samples in an order of its own, in steps of equally many.
+
+    The last step of an epoch begins the epoch's order again where it lacks samples: it has as many
+    as all others, so the mean of the ranks' means is the mean.
+    """
+
+    def __init__(self, samples: int, per_step: int, seed: int) -> None:
+        self.samples = samples
+        self.per_step = per_step
+        self.seed = seed
+        self.steps_per_epoch = -(-samples // per_step)
+        self._drawn: tuple[int, list[int]] = (-1, [])
+
+    def after(self, place: Place) -> Place:
+        """Where one step leads."""
+        done = place.sample + self.per_step
+        return Place(place.epoch, done) if done < self.samples else Place(place.epoch + 1, 0)
+
+    def step(self, place: Place) -> list[int]:
+        """The samples of the step that begins there, [per_step], the same on every rank."""
+        order = self._epoch(place.epoch)
+        return [order[n % self.samples] for n in range(place.sample, place.sample + self.per_step)]
+
+    def _epoch(self, epoch: int) -> list[int]:
+        if self._drawn[0] != epoch:
+            generator = torch.Generator().manual_seed(derived(self.seed, "order", epoch))
+            self._drawn = epoch, torch.randperm(self.samples, generator=generator).tolist()
+        return self._drawn[1]
+
+
+class RankOrder(Sampler[Any]):
+    """One rank's microbatches, from a place in the data on, without end."""
+
+    def __init__(
+        self, order: Order, start: Place, *, rank: int, world_size: int, accumulate: int
+    ) -> None:
+        self.order, self.start = order, start
+        self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
+
+    def __iter__(self) -> Iterator[Microbatch]:
+        """A step's samples are dealt out to the ranks in equal, adjoining parts."""
+        place = self.start
+        own = self.order.per_step // self.world_size
+        size = own // self.accumulate
+        while True:
+            samples = self.order.step(place)[self.rank * own : (self.rank + 1) * own]
+            for first in range(0, own, size):
+                seed = derived(self.order.seed, "augmentation", *place, self.rank, first)
+                yield Microbatch(samples[first : first + size], seed)
+            place = self.order.after(place)
+
+
+class _Seeded(Dataset[Any]):
+    """A data set that draws its random numbers by microbatch."""
+
+    def __init__(self, dataset: Samples) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, batch: Microbatch) -> list[Any]:
+        if get_worker_info() is not None:  # a process of its own
+            seed_all(batch.seed)
+            return self._take(batch.indices)
+        with seeded(batch.seed):
+            return self._take(batch.indices)
+
+    def _take(self, indices: Sequence[int]) -> list[Any]:
+        return [self.dataset[index] for index in indices]
+
+
+def load(dataset: Samples, order: RankOrder, workers: int, *, pin: bool) -> Iterator[Any]:
+    """The batches of one rank, collated, without end.
+
+    Args:
+        dataset: gives a sample for each index.
+        order: which, and when.
+        workers: processes that load ahead; 0: this one does it.
+        pin: memory from which a GPU copies without waiting.
+    """
+    return iter(
+        DataLoader(
+            _Seeded(dataset),
+            batch_sampler=order,
+            num_workers=workers,
+            pin_memory=pin,
+            collate_fn=default_collate,
+            generator=torch.Generator(),  # else each new loader would draw from dropout's numbers
+        )
+    )
