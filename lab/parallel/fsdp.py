@@ -201,11 +201,14 @@ class FullyShardedDataParallel(ShardedModule):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward on this rank's part of the batch. A collective.
 
-        On a GPU, forward and backward are to stay on one stream.
+        On a GPU, forward and backward are to stay on one stream. Inside torch.compile it runs as
+        without: collectives and freed storages are nothing to trace. Compile what is wrapped.
 
         Raises:
             RuntimeError: a unit is used again after it was freed, unlike in the first forward.
         """
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self.forward)(*args, **kwargs)
         conductor = self._unit.conductor
         if conductor is not None and conductor.busy:
             cast = self._precision.cast_forward_inputs
