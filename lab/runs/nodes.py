@@ -66,7 +66,7 @@ def node_jobs(
         jobs.append(
             NodeJob(
                 run_id=run_id,
-                run_dir=str(run_dir),
+                run_dir=transport.place(node, run_dir),
                 topology=topology.name,
                 node=node.name,
                 node_rank=node_rank,
@@ -75,7 +75,7 @@ def node_jobs(
                 slots=node.slots,
                 world_size=topology.world_size,
                 command=job.command,
-                cwd=str(job.start_folder),
+                cwd=transport.place(node, job.start_folder),
                 env={**transport.default_env(node), **topology.env, **job.env},
                 port=(topology.master.port or 0) if node_rank == 0 else None,
                 warm=transport.keeps_warm and _can_fork(job),
@@ -98,10 +98,11 @@ def warm_up(topology: Topology, transport: Transport, cwd: Path) -> None:
     if not transport.keeps_warm:
         return
     job = Job(command=("-c",), cwd=cwd)
-    argv = [*transport.python(), "-P", "-m", "lab.node", "--warm"]
 
     def warm(part: NodeJob) -> None:
-        channel = transport.start(topology.nodes[part.node_rank], argv, cwd="/")
+        node = topology.nodes[part.node_rank]
+        argv = [*transport.python(node), "-P", "-m", "lab.node", "--warm"]
+        channel = transport.start(node, argv, cwd="/")
         channel.send(part.to_json().encode() + b"\n")
         channel.close_stdin()
         for _ in channel.output():
@@ -114,7 +115,7 @@ def warm_up(topology: Topology, transport: Transport, cwd: Path) -> None:
 
 def connect(transport: Transport, node: Node, job: NodeJob, inbox: Inbox) -> AgentLink:
     """Start the agent of one node, hand it its job, and read it into the inbox from now on."""
-    argv = [*transport.python(), "-P", "-m", "lab.node"]
+    argv = [*transport.python(node), "-P", "-m", "lab.node"]
     env = {"LAB_RUN_ID": job.run_id, "LAB_RUN_DIR": job.run_dir}
     link = AgentLink(node, transport.start(node, argv, cwd="/", env=env))
     link.channel.send(job.to_json().encode() + b"\n")

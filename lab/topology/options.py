@@ -97,8 +97,10 @@ class SshOptions(Section):
 
     user: Annotated[str, AfterValidator(_check_user)] | None = None
     """Log in as. Default: what ~/.ssh/config says, else the name of the calling user."""
-    port: Port = 22
-    """Port of the SSH servers."""
+    port: Port | None = None
+    """Port of the SSH servers. Default: what ~/.ssh/config says, else 22."""
+    config: Text | None = None
+    """Path of a file to read in place of ~/.ssh/config."""
     identity_file: Text | None = None
     """Path of the private key on this machine. Default: the agent's keys and the usual files."""
     workdir: Text = "~/lab"

@@ -1,4 +1,4 @@
-"""Where nodes are: local processes or docker containers, behind one protocol."""
+"""Where nodes are: local processes, docker containers or SSH hosts, behind one protocol."""
 
 from pathlib import Path
 
@@ -28,4 +28,13 @@ def transport_for(topology: Topology, workdir: Path, requirements: Path | None =
         from lab.transport.docker import DockerTransport
 
         return DockerTransport(topology, workdir, packages)
-    raise UsageError(f"on: {topology.on} cannot be run yet; use --on docker, or --on local")
+    if topology.on == "ssh":
+        from lab.transport.ssh import SshTransport
+
+        if packages is not None:
+            raise UsageError(
+                "--requirements is not for hosts: name the packages to lab deploy, which installs "
+                "them there"
+            )
+        return SshTransport(topology, workdir)
+    raise UsageError(f"on: {topology.on} cannot be run yet; use --on docker, ssh or local")

@@ -1,10 +1,11 @@
-"""What a place to run must be able to do: the only thing that differs between local and docker.
+"""What a place to run must be able to do: the only thing in which local, docker and ssh differ.
 
 The run controller speaks to nodes through a `Transport` and to the command it started there
 through a `Channel`, and knows nothing else about where they are.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Literal, Protocol
 
 from lab.topology import Node, Topology
@@ -81,8 +82,11 @@ class Transport(Protocol):
             LabError: it cannot be said, since the engine does not answer.
         """
 
-    def python(self) -> Sequence[str]:
-        """The argv prefix that runs the nodes' Python, with `lab` importable."""
+    def python(self, node: Node) -> Sequence[str]:
+        """The argv prefix that runs the node's Python; with what `start` adds it finds `lab`."""
+
+    def place(self, node: Node, path: Path) -> str:
+        """Where the node has what is at that path here, in the working directory."""
 
     def address(self, node: Node) -> str:
         """The name or address by which the other nodes reach this one."""

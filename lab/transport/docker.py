@@ -257,9 +257,13 @@ class DockerTransport:
             return False
         return bool(state["Running"]) and not state["Paused"]
 
-    def python(self) -> Sequence[str]:
+    def python(self, node: Node) -> Sequence[str]:
         """The Python of the image; `lab` is importable for it from any folder."""
         return [PYTHON]
+
+    def place(self, node: Node, path: Path) -> str:
+        """The same: the working directory is mounted where it is here."""
+        return str(path)
 
     def address(self, node: Node) -> str:
         """See `Transport`. The network resolves a node's name."""

@@ -163,9 +163,13 @@ class LocalTransport:
         """Always: this machine is."""
         return True
 
-    def python(self) -> Sequence[str]:
+    def python(self, node: Node) -> Sequence[str]:
         """The Python that lab itself runs under; with requirements, one that has its packages."""
         return [str(self._venv.python) if self._venv else sys.executable]
+
+    def place(self, node: Node, path: Path) -> str:
+        """The same: nodes are on this machine."""
+        return str(path)
 
     def address(self, node: Node) -> str:
         """127.0.0.1 + the node's rank on Linux, unless the topology gives one."""

@@ -89,7 +89,9 @@ def run(transport: DockerTransport, argv: Sequence[str], node: int = 0, **option
 
 
 def python(transport: DockerTransport, code: str, node: int = 0, **options: Any) -> str:
-    return run(transport, [*transport.python(), "-c", code], node, **options)
+    return run(
+        transport, [*transport.python(transport.topology.nodes[0]), "-c", code], node, **options
+    )
 
 
 def inspect(transport: DockerTransport, node: int = 0) -> dict[str, Any]:
@@ -166,7 +168,12 @@ print(getpass.getuser(), home, os.getuid(), status["NoNewPrivs"].strip(), status
 def test_lab_is_importable_from_anywhere(pair: DockerTransport) -> None:
     (pair.workdir / "lab").mkdir(exist_ok=True)
     (pair.workdir / "lab/__init__.py").write_text("raise RuntimeError('the user has a lab too')")
-    argv = [*pair.python(), "-P", "-c", "import lab.node.agent, torch; print(lab.__file__)"]
+    argv = [
+        *pair.python(pair.topology.nodes[0]),
+        "-P",
+        "-c",
+        "import lab.node.agent, torch; print(lab.__file__)",
+    ]
     assert run(pair, argv) == "/opt/lab/lab/__init__.py"
     assert run(pair, argv, cwd="/") == "/opt/lab/lab/__init__.py"
 
@@ -333,7 +340,9 @@ with socket.create_server(("", 7000)) as s:
     while data := c.recv(1 << 16): n += len(data)
     print(n)
 """
-    receiver = transport.start(transport.topology.nodes[1], [*transport.python(), "-c", server])
+    receiver = transport.start(
+        transport.topology.nodes[1], [*transport.python(transport.topology.nodes[1]), "-c", server]
+    )
     received = receiver.output()
     assert next(received) == ("out", b"up\n")
     size = 4 << 20

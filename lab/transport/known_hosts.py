@@ -1,0 +1,79 @@
+"""The host keys that are known: those of ssh's own files, and lab's private one.
+
+A key is only ever taken from a file. What is in none of them is refused; `lab trust` adds it, after
+somebody has compared the fingerprint. Lines that begin with a marker (`@cert-authority`,
+`@revoked`) are not read.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from paramiko import HostKeys, PKey
+from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
+
+from lab.errors import LabError
+
+SYSTEM_FILE = Path("/etc/ssh/ssh_known_hosts")
+DEFAULT_PORT = 22
+
+
+def private_file() -> Path:
+    """Lab's own file (XDG base directory specification)."""
+    given = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    base = given if given.is_absolute() else Path.home() / ".config"
+    return base / "multinode-lab" / "known_hosts"
+
+
+def entry_name(host: str, port: int) -> str:
+    """How known_hosts writes a host (sshd(8), SSH_KNOWN_HOSTS FILE FORMAT)."""
+    return host if port == DEFAULT_PORT else f"[{host}]:{port}"
+
+
+class KnownHosts:
+    """The keys of some files, the first file's before the next one's."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        """Read the files that are there.
+
+        Raises:
+            LabError: one is there and cannot be read.
+        """
+        self._files: list[tuple[Path, HostKeys]] = []
+        for path in files:
+            try:
+                self._files.append((path, HostKeys(str(path))))
+            except FileNotFoundError:
+                continue
+            except (OSError, UnicodeDecodeError, InvalidHostKey) as error:
+                reason = getattr(error, "strerror", None) or f"it has a bad line ({error})"
+                raise LabError(f"the known hosts in {path} cannot be read: {reason}") from error
+
+    def keys(self, name: str) -> Iterable[tuple[Path, PKey]]:
+        """All keys of a host, by `entry_name`, each with the file that it is in."""
+        for path, keys in self._files:
+            for key in (keys.lookup(name) or {}).values():
+                yield path, key
+
+    def file_of(self, name: str, key: PKey) -> Path | None:
+        """The file that has this key for this host."""
+        return next((path for path, known in self.keys(name) if known == key), None)
+
+
+def add_key(path: Path, name: str, key: PKey) -> None:
+    """Write a host's key into a file, in place of those that the file has for it.
+
+    Raises:
+        LabError: it cannot be written.
+    """
+    line = HostKeyEntry([name], key).to_line()
+    assert line is not None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lines = path.read_text().splitlines() if path.exists() else []
+        kept = [old for old in lines if old.split(" ")[0] != name]
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text("\n".join([*kept, line.strip(), ""]))
+        temporary.replace(path)
+    except OSError as error:
+        raise LabError(f"{path} cannot be written: {error.strerror}") from error

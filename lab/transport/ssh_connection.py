@@ -1,0 +1,248 @@
+"""A connection to one host: Fabric's, with host keys checked, keep-alives, and errors in words.
+
+~/.ssh/config is Fabric's to read (HostName, User, Port, IdentityFile, ProxyJump, ProxyCommand,
+ConnectTimeout); what is changed here is what it would trust, and what it says.
+"""
+
+import base64
+import contextlib
+import hashlib
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fabric import Config, Connection
+from paramiko import PKey, RejectPolicy, SSHClient, SSHException
+from paramiko.auth_strategy import AuthFailure, OnDiskPrivateKey
+from paramiko.config import SSHConfig
+from paramiko.ssh_exception import BadHostKeyException, ConfigParseError, NoValidConnectionsError
+
+from lab.errors import LabError, UsageError
+from lab.topology import SshOptions
+from lab.transport.known_hosts import SYSTEM_FILE, KnownHosts, entry_name, private_file
+from lab.transport.ssh_auth import SshAuth
+
+TIMEOUT = 10
+"""Seconds for a host to answer, unless ~/.ssh/config says (ConnectTimeout)."""
+KEEP_ALIVE = 15
+"""Seconds without a word after which to say one, so that nobody on the way forgets us."""
+SILENCE = 60
+"""Seconds after which a host that does not acknowledge what we say counts as gone."""
+
+# Its warnings with tracebacks would go to the terminal; what they are about is said by `explain`.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+logging.getLogger("paramiko").propagate = False
+
+
+class UnknownHostKeyError(SSHException):
+    """The host's key is in no file of known hosts."""
+
+    def __init__(self, name: str, key: PKey) -> None:
+        super().__init__(f"the host key of {name} is not known")
+        self.name = name
+        self.key = key
+
+
+class Refuse(RejectPolicy):
+    """paramiko's RejectPolicy, which also says which key it refused."""
+
+    def missing_host_key(self, client: SSHClient, hostname: str, key: PKey) -> NoReturn:
+        """See paramiko's `MissingHostKeyPolicy`."""
+        raise UnknownHostKeyError(hostname, key)
+
+
+def fingerprint(key: PKey) -> str:
+    """As ssh-keygen(1) prints it: SHA256 in base64."""
+    digest = hashlib.sha256(key.asbytes()).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+@dataclass(frozen=True)
+class SshSettings:
+    """What all connections of one topology share."""
+
+    user: str | None
+    port: int | None
+    config: Any
+    """Fabric's, with ~/.ssh/config in it."""
+
+    @classmethod
+    def of(cls, options: SshOptions) -> "SshSettings":
+        """Read the files that a topology's `ssh` section names.
+
+        Raises:
+            UsageError: one of them is not there, or cannot be understood.
+        """
+        authentication: dict[str, Any] = {"strategy_class": SshAuth}
+        if options.identity_file is not None:
+            path = Path(options.identity_file).expanduser()
+            if not path.is_file():
+                raise UsageError(f"ssh.identity_file: there is no file {path}")
+            authentication["identities"] = [str(path)]
+        # Lazy: Fabric would else read settings files of its own from all over the machine.
+        overrides = {"authentication": authentication, "load_ssh_configs": True}
+        config = Config(lazy=True, ssh_config=_ssh_config(options), overrides=overrides)
+        return cls(options.user, options.port, config)
+
+
+def _ssh_config(options: SshOptions) -> SSHConfig:
+    if options.config is not None:
+        files = [Path(options.config).expanduser()]
+        if not files[0].is_file():
+            raise UsageError(f"ssh.config: there is no file {files[0]}")
+    else:  # ssh_config(5): of each keyword the first that is found counts
+        files = [Path.home() / ".ssh" / "config", Path("/etc/ssh/ssh_config")]
+    config = SSHConfig()
+    for path in files:
+        try:
+            if path.is_file():
+                with path.open() as file:
+                    config.parse(file)
+        except (OSError, ValueError, ConfigParseError) as error:
+            raise UsageError(f"{path} cannot be read: {error}") from error
+    return config
+
+
+class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no annotations
+    """Fabric's `Connection` to a host, or to one on the way there (ProxyJump)."""
+
+    def __init__(self, host: str, settings: SshSettings, *, way: Sequence[str] = (), **own: Any):
+        """`way`: hosts that lead to this one already, so that no ring of jumps is followed.
+
+        `own` are arguments of Fabric's, which win over the settings.
+        """
+        self._set(settings=settings, way=(*way, host))
+        given = {"user": settings.user, "port": settings.port} | own
+        super().__init__(host, config=settings.config, **given)
+        self.connect_timeout: int = self.connect_timeout or TIMEOUT
+        self.connect_kwargs = {"banner_timeout": self.connect_timeout}
+        self.connect_kwargs["channel_timeout"] = self.connect_timeout
+        self.client.set_missing_host_key_policy(Refuse())
+
+    def get_gateway(self) -> Any:
+        """As Fabric's, but the hosts on the way are of this class, and checked as this one is."""
+        jump = self.ssh_config.get("proxyjump")
+        if jump is None or jump.lower() == "none":
+            return self.ssh_config.get("proxycommand")
+        gateway = None
+        for hop in jump.split(","):
+            name = self.derive_shorthand(hop)["host"]
+            if name in self.way:
+                raise UsageError(f"ProxyJump leads from {self.way[-1]} back to {name}")
+            plain = SshSettings(None, None, self.settings.config)  # the topology's are for nodes
+            own: dict[str, Any] = {} if gateway is None else {"gateway": gateway}
+            gateway = SshConnection(hop, plain, way=self.way, **own)
+        return gateway
+
+    @property
+    def place(self) -> str:
+        """`user@host:port`, as messages name it."""
+        return f"{self.user}@{self.host}:{self.port}"
+
+    @property
+    def known_name(self) -> str:
+        """The host as files of known hosts name it."""
+        return entry_name(self.host, self.port)
+
+    def known_hosts(self) -> KnownHosts:
+        """The keys that are known: lab's own, then those that ~/.ssh/config says to take."""
+        users = self.ssh_config.get("userknownhostsfile", "~/.ssh/known_hosts").split()
+        system = self.ssh_config.get("globalknownhostsfile", str(SYSTEM_FILE)).split()
+        paths = [Path(path).expanduser() for path in (*users, *system) if path != "none"]
+        return KnownHosts([private_file(), *paths])
+
+    def open(self) -> None:
+        """Connect, unless connected already.
+
+        Raises:
+            LabError: it cannot be reached; says which user, host and port, and why.
+        """
+        if self.is_connected:
+            return
+        keys = self.client.get_host_keys()
+        keys.clear()
+        for _, key in self.known_hosts().keys(self.known_name):
+            if keys.lookup(self.known_name) is None or not keys.check(self.known_name, key):
+                keys.add(self.known_name, key.get_name(), key)
+        try:
+            super().open()
+        except (OSError, SSHException, EOFError) as error:
+            self.client.close()
+            raise LabError(self.explain(error)) from error
+        transport = self.client.get_transport()
+        assert transport is not None
+        transport.set_keepalive(KEEP_ALIVE)
+        _give_up_on_silence(transport.sock)
+
+    def lost(self) -> str:
+        """That it broke, and why, in one line."""
+        transport = self.client.get_transport()
+        error = None if transport is None else transport.get_exception()
+        reason = "" if error is None or not str(error) else f": {self._reason(error)}"
+        return f"the connection to {self.place} was lost{reason}"
+
+    def explain(self, error: BaseException) -> str:
+        """Why it could not be reached, and the cure, in one line."""
+        return f"no connection to {self.place}: {self._reason(error)}"
+
+    def _reason(self, error: BaseException) -> str:
+        if isinstance(error, BadHostKeyException):
+            where = self.known_hosts().file_of(self.known_name, error.expected_key)
+            return (
+                f"ITS HOST KEY HAS CHANGED: it offers {fingerprint(error.key)}, and {where} has "
+                f"{fingerprint(error.expected_key)}. Somebody may be listening in, or the host has "
+                "been installed anew: ask its owner for the fingerprint, then "
+                f"lab trust --replace {self.original_host}"
+            )
+        if isinstance(error, UnknownHostKeyError):
+            return (
+                f"its host key is not known ({fingerprint(error.key)}): compare that, then "
+                f"lab trust {self.original_host}"
+            )
+        if isinstance(error, AuthFailure):
+            return self._refusal(error)
+        if isinstance(error, socket.gaierror):
+            return f"the name cannot be resolved ({error.strerror})"
+        if isinstance(error, NoValidConnectionsError):
+            causes = {getattr(cause, "strerror", str(cause)) for cause in error.errors.values()}
+            return f"{', '.join(sorted(causes))}: is the host up, and is it the port?"
+        if isinstance(error, TimeoutError):
+            return f"no answer in {self.connect_timeout} s: is the host up, is it the address?"
+        return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+    def _refusal(self, error: AuthFailure) -> str:
+        tried = [_source_words(attempt.source) for attempt in error.result]
+        said = {str(attempt.result).rstrip(".") for attempt in error.result}
+        keys = f" ({', '.join(tried)})" if tried else ": there is no key to try"
+        return (
+            f"permission denied{keys}; {', '.join(sorted(said)) or 'nothing was tried'}. "
+            f"Name the key (ssh.identity_file), or let it in: ssh-copy-id {self.user}@{self.host}"
+        )
+
+
+def _source_words(source: Any) -> str:
+    if isinstance(source, OnDiskPrivateKey):
+        return str(source.path)
+    key = getattr(source, "pkey", None)
+    return "password" if key is None else f"the agent's {key.get_name()} {fingerprint(key)}"
+
+
+def _give_up_on_silence(sock: Any) -> None:
+    """Have the system end a connection whose other end does not acknowledge any more."""
+    if not isinstance(sock, socket.socket):
+        return  # through a gateway, which has the socket
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    if sys.platform == "linux":
+        options += [
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENCE // KEEP_ALIVE),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE * 1000),
+        ]
+    with contextlib.suppress(OSError):  # it has just ended
+        for level, name, value in options:
+            sock.setsockopt(level, name, value)
