@@ -46,8 +46,11 @@ class Lesson:
 
 
 LESSONS = (
+    Lesson("world-size-4"),
     Lesson("replicas"),
     Lesson("sum-without-division", ranks=4),
+    Lesson("avg-or-sum"),
+    Lesson("overlap"),
     Lesson("no-sync"),
     Lesson("barrier"),
     Lesson("zero-memory"),

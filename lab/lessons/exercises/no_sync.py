@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from lab.lessons.notebook import Notebook, main
+from lab.lessons.vectors import apart, gradients
 from lab.parallel import DistributedDataParallel
 from lab.parallel.buckets import Bucket
 from lab.parallel.comm_hooks import Pending, allreduce_hook
@@ -58,7 +59,7 @@ def exercise(notebook: Notebook) -> None:
     for batches in everybodys:
         for inputs, targets in batches:
             (mse_loss(alone(inputs), targets) / MICROBATCHES / world.size).backward()
-    expected = gradient(alone)
+    expected = gradients(alone)
 
     messages = []
 
@@ -81,18 +82,18 @@ def exercise(notebook: Notebook) -> None:
                 outputs = model(inputs) if outputs is None else outputs
                 (mse_loss(outputs, targets) / MICROBATCHES).backward()
         buckets.append(len(model.reducer.buckets))
-        return gradient(model.module)
+        return gradients(model)
 
     buckets: list[int] = []
     each = accumulate(lambda _: False)
     notebook.expect("messages without no_sync", len(messages), MICROBATCHES * buckets[0])
-    difference = (each - expected).abs().max().item()
-    notebook.expect_at_most("difference to one process", difference, TOLERANCE)
+    what = "difference to one process, without no_sync"
+    notebook.expect_at_most(what, apart(each, expected), TOLERANCE)
 
     last = accumulate(lambda number: number < MICROBATCHES - 1)
     notebook.expect("messages with no_sync for all but the last", len(messages), buckets[0])
-    difference = (last - expected).abs().max().item()
-    notebook.expect_at_most("difference to one process", difference, TOLERANCE)
+    what = "difference to one process, with no_sync"
+    notebook.expect_at_most(what, apart(last, expected), TOLERANCE)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -105,8 +106,8 @@ def exercise(notebook: Notebook) -> None:
     lowest, highest = never.clone(), never.clone()
     dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
     dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-    apart = (highest - lowest).max().item()
-    notebook.judge("and the ranks' gradients part by", apart > 0, apart, "more than 0")
+    parted = apart(highest, lowest)
+    notebook.judge("and the ranks' gradients part by", parted > 0, parted, "more than 0")
 
 
 def build() -> nn.Module:
@@ -125,13 +126,6 @@ def microbatches(rank: int, device: torch.device) -> Data:
         )
         for _ in range(MICROBATCHES)
     ]
-
-
-def gradient(model: nn.Module) -> Tensor:
-    """All gradients as one vector."""
-    return nn.utils.parameters_to_vector(
-        p.grad for p in model.parameters() if p.grad is not None
-    ).clone()
 
 
 if __name__ == "__main__":
