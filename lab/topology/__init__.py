@@ -9,10 +9,10 @@ from lab.topology.options import (
     JobOptions,
     Link,
     Master,
-    SlurmOptions,
     SshOptions,
 )
 from lab.topology.ranks import Rank
+from lab.topology.slurm import SlurmOptions
 from lab.topology.source import PRESETS
 
 __all__ = [

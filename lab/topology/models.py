@@ -25,10 +25,10 @@ from lab.topology.options import (
     Master,
     Memory,
     Section,
-    SlurmOptions,
     SshOptions,
 )
 from lab.topology.ranks import Rank, first_ranks, rank_at
+from lab.topology.slurm import SlurmOptions
 
 MAX_SLOTS = 1024
 """Ranks a node may have: more is a slip of the finger."""

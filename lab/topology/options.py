@@ -11,7 +11,6 @@ from lab.topology.units import (
     read_loss,
     read_memory,
     read_rate,
-    read_slurm_time,
 )
 
 
@@ -107,35 +106,6 @@ class SshOptions(Section):
     """Folder on the hosts that runs live in."""
     python: Text = "python3"
     """The Python on the hosts: a name on PATH or a path."""
-
-
-def _check_extra(text: str) -> str:
-    if re.fullmatch(r"--[a-z][a-z0-9-]*(=[^\r\n]*)?", text) is None or not text.isprintable():
-        raise ValueError("must be an option of sbatch in one piece, such as --qos=high")
-    return text
-
-
-def _check_slurm_word(text: str) -> str:
-    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.,+-]*", text) is None:
-        raise ValueError("must be a name as Slurm knows it: letters, digits, and _ . , + - inside")
-    return text
-
-
-class SlurmOptions(Section):
-    """What is asked of a SLURM cluster. Node names bind in order to the allocation's hosts."""
-
-    partition: Annotated[str, AfterValidator(_check_slurm_word)] | None = None
-    """Partition (queue) to submit to. Default: the cluster's."""
-    account: Annotated[str, AfterValidator(_check_slurm_word)] | None = None
-    """Account to charge. Default: the user's."""
-    time: Annotated[str, BeforeValidator(read_slurm_time)] | None = None
-    """Time limit, in quotes: "01:00:00" (hours:minutes:seconds); a number is minutes."""
-    gpus_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
-    """GPUs to ask for on each node. Default: none."""
-    extra: Annotated[
-        tuple[Annotated[str, AfterValidator(_check_extra)], ...], Field(strict=False)
-    ] = ()
-    """Further options of sbatch, each in one piece: [--qos=high, --exclusive]."""
 
 
 def _check_argument(text: str) -> str:
