@@ -1,17 +1,18 @@
-"""Where a deployment is on a host. Paths that start with `~/` are expanded there.
+"""Where a deployment is on a host.
 
-    ~/lab/                                 `ssh.workdir` of the topology
-      envs/<hash>/                         packages, one folder for each lock and Python
-      wheels/                              wheels that were carried here, while they are needed
-      <project>/                           one for each folder of a controller
-        lock                               held while somebody deploys here
-        blobs/                             files that have come, of a deploy that did not end
-        releases/0003-1a2b3c4d5e6f/        a version: its number here, and the hash of its content
-          code/                            the files of the project
-          lab/lab/                         lab itself
-          venv/                            the Python that finds lab and the packages
-          release.json                     what was put here: the last file that is written
-        current -> releases/0003-...       one rename of this link is the switch to a version
+====================================  ==============================================================
+``~/lab/``                            `ssh.workdir` of the topology, expanded on the host
+``envs/<key>/``                       there: a virtual environment for each set of packages
+``wheels/``                           packages that have come and are not installed yet
+``<project>/``                        one for each folder of a controller
+``<project>/lock``                    held while somebody deploys
+``<project>/blobs/``                  files that have come, of a deploy that did not end
+``<project>/releases/0003-1a2b3c4d/`` a version: its number on this host, the hash of its content
+``.../code/``                         the project's files
+``.../venv``                          a link to the environment
+``.../release.json``                  what was put here; written last, so it is there for whole ones
+``<project>/current``                 a link to the version in use; its rename is the switch
+====================================  ==============================================================
 """
 
 import hashlib
@@ -67,5 +68,5 @@ class Release:
 
     @property
     def python(self) -> str:
-        """An interpreter that finds lab (behind the job's own folder) and the packages."""
+        """The interpreter that has the packages."""
         return f"{self.folder}/venv/bin/python"

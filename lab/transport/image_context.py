@@ -41,6 +41,11 @@ def _asset_root() -> Path:
     raise LabError(f"{DOCKERFILE} is not in this installation of lab: install it again")
 
 
+def asset(name: str) -> Path:
+    """One of the files that say what a node has, such as `docker/requirements.txt`."""
+    return _asset_root() / name
+
+
 def sources() -> dict[str, Path]:
     """All files of the build's context by their name in it."""
     root = _asset_root()

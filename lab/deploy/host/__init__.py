@@ -1,0 +1,1 @@
+"""What runs on a host while something is deployed there: carried over, standard library only."""

@@ -1,0 +1,191 @@
+"""The program on a host: it answers the controller's messages until its stdin ends.
+
+=========  =====================================================================================
+hello      what this host is and has: answered by `host`
+stage      `content`, `environment` (`key`, `wheels`, `own`) and `entries` of a version: answered
+           by `want` with blobs, whose bytes follow, then by `staged`; nothing is in use yet
+switch     use what was staged; answered by `switched`
+back       `content`: use the version before the one in use, if that is its content, or only say
+           its content (`content` is none); answered by `before`
+=========  =====================================================================================
+
+In between come `step` (words). An `error` has `kind` and `reason`, and is the last that comes.
+"""
+
+import errno
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from lab.deploy.host.environments import READY, install
+from lab.deploy.host.files import Entry, place, receive_blob
+from lab.deploy.host.releases import Project
+from lab.deploy.host.wire import Wire
+
+MARGIN = 32 << 20
+"""Bytes that shall stay free on the disk."""
+_KINDS = {errno.ENOSPC: "full", errno.EDQUOT: "full", errno.EROFS: "unwritable"}
+_KINDS |= {errno.EACCES: "unwritable", errno.EPERM: "unwritable"}
+
+
+class RefusalError(Exception):
+    """Something that the controller has to put in words for the user."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+class Session:
+    """One controller's visit."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._project: Project
+        self._staged: Path | None = None
+
+    def serve(self) -> None:
+        """Answer until there are no more messages."""
+        while (message := self._wire.receive()) is not None:
+            getattr(self, f"_on_{message['type']}")(message)
+
+    def _on_hello(self, message: dict[str, Any]) -> None:
+        self._project = Project(message["workdir"], message["project"])
+        identity = self._project.make()
+        envs = self._project.workdir / "envs"
+        self._wire.send(
+            "host",
+            identity=identity,
+            python=platform.python_version(),
+            implementation=sys.implementation.name,
+            system=platform.system(),
+            machine=platform.machine(),
+            libc=list(platform.libc_ver()),
+            cuda=shutil.which("nvidia-smi") is not None,
+            torch=_torch(),
+            current=self._project.describe(),
+            environments=[path.parent.name for path in envs.glob(f"*/{READY}")],
+        )
+
+    def _on_stage(self, message: dict[str, Any]) -> None:
+        project = self._project
+        with project.lock(wait=False) as free:
+            if free:
+                self._stage(message)
+                return
+        self._say("waiting for another deploy")
+        with project.lock(wait=True):
+            self._stage(message)
+
+    def _stage(self, message: dict[str, Any]) -> None:
+        project, wanted = self._project, message["environment"]
+        self._check_space(message)
+        environment = project.workdir / "envs" / wanted["key"]
+        if not (environment / READY).exists():
+            self._install(environment, wanted)
+        entries: list[Entry] = message["entries"]
+        release = project.begin(message["content"])
+        copies = project.contents()
+        code = release / "code"
+        self._receive(place(entries, code, copies, project.blobs), project.blobs)
+        left = place(entries, code, copies, project.blobs)
+        assert not left
+        (release / "venv").symlink_to(os.path.relpath(environment, release))
+        project.finish(release, message["content"], wanted["key"], entries)
+        self._staged = release
+        self._wire.send("staged")
+        # Held until the controller has decided, so that nobody begins in between.
+        answer = self._wire.receive()
+        if answer is not None and answer["type"] == "switch":
+            project.switch(release)
+            self._wire.send("switched", release=str(release))
+        else:
+            shutil.rmtree(release)
+
+    def _say(self, words: str) -> None:
+        self._wire.send("step", words=words)
+
+    def _check_space(self, message: dict[str, Any]) -> None:
+        environment = message["environment"]
+        need = sum(entry.get("size", 0) for entry in message["entries"])
+        ready = self._project.workdir / "envs" / environment["key"] / READY
+        if not ready.exists():
+            need += sum(wheel["size"] + wheel["unpacked"] for wheel in environment["wheels"])
+        free = shutil.disk_usage(self._project.folder).free
+        if free < need + MARGIN:
+            raise RefusalError("full", f"{need + MARGIN} {free}")
+
+    def _install(self, environment: Path, wanted: dict[str, Any]) -> None:
+        store = self._project.workdir / "wheels"
+        store.mkdir(mode=0o700, exist_ok=True)
+        wheels: list[Entry] = wanted["wheels"]
+        self._receive([wheel for wheel in wheels if not (store / wheel["hash"]).exists()], store)
+        named = store / wanted["key"]  # pip goes by their names
+        shutil.rmtree(named, ignore_errors=True)
+        named.mkdir()
+        for wheel in wheels:
+            os.link(store / wheel["hash"], named / wheel["name"])
+        files = [named / wheel["name"] for wheel in wheels if not wheel["name"].startswith("pip-")]
+        pip = next((named / wheel["name"] for wheel in wheels if "pip-" in wheel["name"]), named)
+        reason = install(
+            environment,
+            files,
+            pip,
+            wanted["own"],
+            lambda words: self._wire.send("step", words=words),
+        )
+        shutil.rmtree(named)
+        if reason is not None:
+            raise RefusalError("packages", reason)
+        for wheel in wheels:
+            (store / wheel["hash"]).unlink(missing_ok=True)
+
+    def _receive(self, missing: list[Entry], folder: Path) -> None:
+        """Ask for contents that are not here, each once, and take them."""
+        blobs = {entry["hash"]: entry for entry in missing}
+        self._wire.send("want", hashes=list(blobs))
+        for blob in blobs.values():
+            try:
+                receive_blob(self._wire, folder, blob)
+            except ValueError as error:
+                raise RefusalError("changed", blob.get("path") or blob["name"]) from error
+
+    def _on_back(self, message: dict[str, Any]) -> None:
+        project = self._project
+        with project.lock(wait=True):
+            current = project.current
+            before = None if current is None else project.before(current)
+            content = None if before is None else project.read(before)["content"]
+            if before is not None and content == message["content"]:
+                project.roll_back(before)
+            self._wire.send("before", content=content, release=before and str(before))
+
+
+def _torch() -> str | None:
+    """The version of torch that this Python has by itself."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def main() -> None:
+    """Serve the controller at our stdin; say in one message why it cannot go on."""
+    outgoing = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not get between the messages
+    wire = Wire(sys.stdin.buffer, outgoing)
+    try:
+        Session(wire).serve()
+    except EOFError:
+        pass  # the connection was lost: what is half done is repaired by the next deploy
+    except RefusalError as refusal:
+        wire.send("error", kind=refusal.kind, reason=str(refusal))
+    except OSError as error:
+        kind = _KINDS.get(error.errno or 0, "other")
+        where = f"{error.filename}: " if error.filename else ""
+        wire.send("error", kind=kind, reason=f"{where}{error.strerror or error}")

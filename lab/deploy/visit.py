@@ -1,0 +1,151 @@
+"""The controller's end of one host while something is deployed there."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lab.deploy.program import program, start_line
+from lab.deploy.tree import in_words
+from lab.errors import LabError
+from lab.topology import Node
+from lab.transport.base import Channel
+
+Start = Callable[[Node, list[str]], Channel]
+"""Starts a command on a host, in its home and with nothing of lab's around it."""
+Say = Callable[[str, int, int], None]
+"""Told what is done on a host just now, and how many bytes of how many have been sent for it."""
+
+OLDEST_PYTHON = (3, 11)
+NOT_FOUND = 127
+"""What a shell ends with where there is no such command."""
+CHUNK = 1 << 18
+MODULES = [
+    f"lab.deploy.host.{name}" for name in ("wire", "files", "releases", "environments", "session")
+]
+Message = dict[str, Any]
+
+
+class Visit:
+    """A conversation with `lab.deploy.host.session` on a host."""
+
+    def __init__(self, node: Node, start: Start, python: str, say: Say) -> None:
+        """Start the program there.
+
+        Raises:
+            LabError: the host cannot be reached.
+        """
+        self.node = node
+        self._python = python
+        self._say = say
+        self._channel = start(node, start_line(python))
+        self._channel.send(program(MODULES, OLDEST_PYTHON))
+        self._stderr = b""
+        self._messages = self._read()
+
+    def ask(self, type: str, answer: str, **fields: Any) -> Message:  # noqa: A002 - the field's name
+        """Send a message and wait for its answer, while steps are shown.
+
+        Raises:
+            LabError: the host refuses, or is gone.
+        """
+        self.send(type, **fields)
+        return self.expect(answer)
+
+    def send(self, type: str, **fields: Any) -> None:  # noqa: A002 - the field's name
+        """Send a message."""
+        self._channel.send(json.dumps({"type": type, **fields}).encode() + b"\n")
+
+    def expect(self, answer: str) -> Message:
+        """The next message of that type.
+
+        Raises:
+            LabError: another one comes first, or none.
+        """
+        for message in self._messages:
+            if message["type"] == answer:
+                return message
+            if message["type"] != "step":
+                raise LabError(self._refusal(message))
+            self._say(message["words"], 0, 0)
+        raise LabError(self._ended())
+
+    def send_files(self, wanted: list[str], sources: Mapping[str, Path], what: str) -> int:
+        """Send contents in the order in which the host wants them; how many bytes they have.
+
+        Raises:
+            LabError: one cannot be read any more.
+        """
+        sizes = {}
+        for name in wanted:
+            try:
+                sizes[name] = sources[name].stat().st_size
+            except OSError as error:
+                raise LabError(f"{sources[name]} is gone: {error.strerror}") from error
+        total, sent = sum(sizes.values()), 0
+        for name in wanted:
+            with sources[name].open("rb") as file:
+                while data := file.read(CHUNK):
+                    self._channel.send(data)
+                    sent += len(data)
+                    self._say(what, sent, total)
+        return sent
+
+    def close(self) -> None:
+        """Let the program end; what it has staged and not switched to goes."""
+        self._channel.close_stdin()
+        try:
+            for _ in self._messages:
+                pass
+        except (LabError, OSError, ValueError):
+            pass  # it is gone, and all that could be said has been
+        self._channel.close()
+
+    def _read(self) -> Iterator[Message]:
+        pending = b""
+        for stream, data in self._channel.output():
+            if stream == "err":
+                self._stderr = (self._stderr + data)[-4096:]
+                continue
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                try:
+                    message = json.loads(line)
+                except ValueError:
+                    message = None
+                if not isinstance(message, dict):  # a shell's greeting, say
+                    self._stderr += line + b"\n"
+                else:
+                    yield message
+
+    def _ended(self) -> str:
+        code = self._channel.wait(timeout=5)
+        words = self._stderr.decode(errors="replace").strip().splitlines() or ["without a word"]
+        if code == NOT_FOUND:
+            return f"there is no {self._python}: install Python, or name another one (ssh.python)"
+        return f"{self._python} ended there with exit code {code}: {words[-1]}"
+
+    def _refusal(self, message: Message) -> str:
+        """What stops a host, in words, with the cure."""
+        if message["type"] == "too-old":
+            return (
+                f"{self._python} is Python {message['python']}; it takes "
+                f"{'.'.join(map(str, OLDEST_PYTHON))} or newer: install one, and name it "
+                "(ssh.python)"
+            )
+        if message["type"] != "error":
+            return f"it says {message['type']}, which nobody asked for"
+        kind, reason = message["kind"], message["reason"]
+        if kind == "full":
+            numbers = reason.split()
+            if len(numbers) == 2 and all(number.isdigit() for number in numbers):
+                need, free = (in_words(int(number)) for number in numbers)
+                reason = f"it takes {need}, and {free} are free"
+            return f"its disk is full ({reason}): free some, or name another folder (ssh.workdir)"
+        if kind == "unwritable":
+            return f"{reason}: let its user write there, or name another folder (ssh.workdir)"
+        if kind == "packages":
+            return f"the packages do not work there: {reason}"
+        if kind == "changed":
+            return f"{reason} changed while it was sent: deploy again"
+        return str(reason)
