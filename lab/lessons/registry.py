@@ -47,6 +47,7 @@ class Lesson:
 
 LESSONS = (
     Lesson("world-size-4"),
+    Lesson("collectives-by-hand"),
     Lesson("replicas"),
     Lesson("sum-without-division", ranks=4),
     Lesson("avg-or-sum"),
@@ -54,6 +55,7 @@ LESSONS = (
     Lesson("no-sync"),
     Lesson("barrier"),
     Lesson("zero-memory"),
+    Lesson("methods"),
 )
 
 
