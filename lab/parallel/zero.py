@@ -28,7 +28,7 @@ torch.distributed.optim.ZeroRedundancyOptimizer, which deals out whole parameter
 embedding stays on one rank; here a parameter may be cut anywhere.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -223,11 +223,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Collect all states on one rank, where `state_dict` then gives them. A collective."""
-        assert self._optimizer is not None
-        states = [
-            (piece.number, piece.start, dict(self._optimizer.state.get(piece.values, {})))
-            for piece in self._pieces()
-        ]
+        states = [(piece.number, piece.start, dict(state)) for piece, state in self.piece_states()]
         joined = gather_states(states, self._whole(), to, self.process_group)
         if joined is not None:
             self._consolidated = {"state": joined}
@@ -253,19 +249,37 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         Raises:
             ValueError: it has other groups or numbers of parameters.
         """
+        states = [
+            (piece, cut_state(state_dict["state"].get(piece.number, {}), piece))
+            for piece in self._pieces()
+        ]
+        self.load_piece_states(states, state_dict["param_groups"])
+
+    def piece_states(self) -> list[tuple[Piece, dict[str, Any]]]:
+        """This rank's pieces of parameters, and the states of these: what it alone can save."""
+        assert self._optimizer is not None
+        return [(piece, self._optimizer.state.get(piece.values, {})) for piece in self._pieces()]
+
+    def load_piece_states(
+        self,
+        states: Sequence[tuple[Piece, dict[str, Any]]],
+        param_groups: Sequence[dict[str, Any]],
+    ) -> None:
+        """Take states of this rank's pieces, as `piece_states` gives them.
+
+        Raises:
+            ValueError: there are other groups or numbers of parameters.
+        """
         assert self._optimizer is not None
         sizes = [len(group["params"]) for group in self.param_groups]
-        found = [len(group["params"]) for group in state_dict["param_groups"]]
+        found = [len(group["params"]) for group in param_groups]
         if sizes != found:
             raise ValueError(f"the state is of groups of {found} parameters, here are {sizes}")
-        for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
+        for group, loaded in zip(self.param_groups, param_groups, strict=True):
             group.update({name: value for name, value in loaded.items() if name != "params"})
         self._consolidated = None
         self._optimizer.state.clear()
-        for piece in self._pieces():
-            state = state_dict["state"].get(piece.number)
-            if state:
-                self._optimizer.state[piece.values] = cut_state(state, piece)
+        self._optimizer.state.update({piece.values: state for piece, state in states if state})
 
     def state_bytes(self) -> int:
         """Bytes of the states' tensors on this rank."""
