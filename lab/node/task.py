@@ -1,0 +1,181 @@
+"""`python -P -m lab.node.task SCRIPT|-m MODULE [ARGS]`: one rank of a job that a scheduler started.
+
+Where no agent looks after a node, since srun or torchrun starts each rank, this stands between them
+and the rank. It keeps in the run directory, which all nodes share, what an agent would tell its
+controller, and ends as the rank ends:
+
+    <run>/<node>/rank3.out, rank3.err      what the rank wrote; it goes to stdout and stderr as well
+    <run>/<node>/rank3.events.jsonl        messages of `lab.node.protocol`, with the time as `at`
+
+Its own place comes from the rank's variables; LAB_RUN_DIR names the run directory, and `nodes.json`
+there the nodes' names and slots.
+"""
+
+import os
+import platform
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.node import memory, processes
+from lab.node.environment import launch_environment, rank_environment
+from lab.node.meeting import read
+from lab.node.pipes import STREAMS, Pipes
+from lab.node.placeholders import fill
+from lab.node.protocol import encode
+from lab.node.spawn import RankStart, spawn_cold
+
+NODES = "nodes.json"
+"""In the run directory: `{"topology": NAME, "names": [...], "slots": [...], "elastic": BOOL}`."""
+EVENTS = "events.jsonl"
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What ends the rank, too. SIGUSR2, the warning, reaches each process of the job by itself."""
+
+
+class PlaceError(Exception):
+    """This process is not where the topology has it."""
+
+
+def place_of(env: Mapping[str, str], nodes: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """The node that a rank is on, and all variables of its contract.
+
+    Args:
+        env: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK or torchrun's GROUP_RANK,
+            MASTER_ADDR and MASTER_PORT, as torchrun or the job script have set them.
+        nodes: what `NODES` holds.
+
+    Raises:
+        PlaceError: the topology has another rank there.
+    """
+    rank, local_rank = int(env["RANK"]), int(env["LOCAL_RANK"])
+    node_rank = int(env.get("GROUP_RANK") or env["NODE_RANK"])
+    nnodes = int(env.get("GROUP_WORLD_SIZE") or env["NNODES"])
+    name = nodes["names"][node_rank]
+    expected = sum(nodes["slots"][:node_rank]) + local_rank
+    if rank != expected and not nodes["elastic"]:
+        raise PlaceError(
+            f"rank {rank} is local rank {local_rank} of {name}, where the topology has rank "
+            f"{expected}: Slurm has placed the tasks in another order (--distribution=block)"
+        )
+    run_dir = env["LAB_RUN_DIR"]
+    contract = rank_environment(
+        rank=rank,
+        local_rank=local_rank,
+        world_size=int(env["WORLD_SIZE"]),
+        local_world_size=int(env["LOCAL_WORLD_SIZE"]),
+        node_rank=node_rank,
+        nnodes=nnodes,
+        node=name,
+        topology=nodes["topology"],
+        master_addr=env["MASTER_ADDR"],
+        master_port=int(env["MASTER_PORT"]),
+        run_id=Path(run_dir).name,
+        run_dir=run_dir,
+    )
+    # Where torchrun has started the rank, what it says of the store and of restarts stays.
+    return name, {**contract, **{name: env[name] for name in contract if name in env}}
+
+
+class Task:
+    """One rank, from its start to its end."""
+
+    def __init__(self, node: str, env: Mapping[str, str], command: Sequence[str]) -> None:
+        """`env` is all that the rank finds."""
+        self._node = node
+        self._env = env
+        self._command = fill(command, env)
+        self._rank = int(env["RANK"])
+        folder = Path(env["LAB_RUN_DIR"]) / node
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {name: folder / f"rank{self._rank}.{name}" for name in ("out", "err")}
+        self._logs = {name: path.open("ab", buffering=0) for name, path in files.items()}
+        self._events = (folder / f"rank{self._rank}.{EVENTS}").open("ab", buffering=0)
+        self._selector = selectors.DefaultSelector()
+        self._pipes = Pipes(self._selector, self._report)
+        self._code: int | None = None
+        """As the system says it: -n for signal n."""
+
+    def run(self) -> int:
+        """Start the rank and follow it to its end; its exit code, as a shell says it."""
+        processes.become_subreaper()
+        wakeup = processes.wake_on(signal.SIGCHLD, *FORWARDED)
+        oom_kills = memory.oom_kills()
+        reads, writes = zip(*(os.pipe() for _ in STREAMS), strict=True)
+        pid = spawn_cold(
+            RankStart(
+                command=self._command,
+                cwd=str(Path.cwd()),
+                env=self._env,
+                stdin=0,
+                stdout=writes[STREAMS.index("out")],
+                stderr=writes[STREAMS.index("err")],
+                events=writes[STREAMS.index("events")],
+            )
+        )
+        for fd in writes:
+            os.close(fd)
+        self._report(
+            "started",
+            rank=self._rank,
+            pid=pid,
+            host=socket.gethostname(),
+            python=platform.python_version(),
+            restart=int(self._env.get("SLURM_RESTART_COUNT", 0)),
+        )
+        self._pipes.add(self._rank, dict(zip(STREAMS, reads, strict=True)))
+        self._selector.register(wakeup, selectors.EVENT_READ, lambda: self._on_signals(wakeup, pid))
+        while self._code is None:
+            for key, _ in self._selector.select():
+                key.data()
+        processes.kill_descendants(os.getpid())
+        self._pipes.drain()
+        number = -self._code if self._code < 0 else None
+        starved = number == signal.SIGKILL and memory.oom_kills() > oom_kills
+        code = processes.as_shell(self._code)
+        limit = memory.memory_limit() if starved else None
+        self._report("exit", rank=self._rank, code=code, signal=number, oom_limit=limit)
+        return code
+
+    def _on_signals(self, wakeup: int, pid: int) -> None:
+        for number in set(os.read(wakeup, 4096)) - {signal.SIGCHLD}:
+            processes.signal_group(pid, number)
+        self._code = processes.reap().get(pid, self._code)
+
+    def _report(self, type: str, **fields: Any) -> None:  # noqa: A002 - the field's name
+        if type == "log":
+            data = fields["data"].encode("utf-8", "surrogateescape")
+            self._logs[fields["stream"]].write(data)
+            os.write(1 if fields["stream"] == "out" else 2, data)
+        else:
+            message = {"at": time.time(), "type": type, "node": self._node, **fields}
+            self._events.write(encode(message))
+
+
+def main() -> int:
+    """Be the rank that the environment says; the exit code is the rank's."""
+    command = sys.argv[1:]
+    run_dir = os.environ["LAB_RUN_DIR"]
+    nodes = read(Path(run_dir) / NODES)
+    if nodes is None:
+        print(
+            f"lab: error: {run_dir} cannot be read on {socket.gethostname()}: the folder that the "
+            "job was submitted from must be on a file system that all hosts share",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        node, contract = place_of(os.environ, nodes)
+    except PlaceError as error:
+        print(f"lab: error: {error}", file=sys.stderr)
+        return 2
+    slots = int(os.environ["LOCAL_WORLD_SIZE"])
+    return Task(node, {**launch_environment(os.environ, {}, slots), **contract}, command).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
