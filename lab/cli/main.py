@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from lab import __version__
-from lab.cli import bench, build, check, labs, lesson, manage, prove, render, run, runs
+from lab.cli import bench, build, check, deploy, labs, lesson, manage, prove, render, run, runs
 
 app = typer.Typer(
     name="lab",
@@ -39,6 +39,9 @@ _add(_HERE, "rm", manage.rm)
 _add(_HERE, "exec", labs.exec_, takes_rest=True)
 _add(_HERE, "down", labs.down)
 _add(_HERE, "gc", labs.gc)
+
+_HOSTS = "Hosts over SSH"
+_add(_HOSTS, "deploy", deploy.deploy)
 
 _BEFORE = "Look before you leap"
 _add(_BEFORE, "check", check.check)

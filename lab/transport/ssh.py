@@ -265,6 +265,14 @@ class SshTransport:
         )
         return SshChannel(self.connection(node), command, tty=tty)
 
+    def start_bare(self, node: Node, argv: Sequence[str]) -> SshChannel:
+        """Start a command in the host's home, with nothing of lab's around it.
+
+        Raises:
+            LabError: the host cannot be reached.
+        """
+        return SshChannel(self.connection(node), remote_command(argv))
+
     def place(self, node: Node, path: Path) -> str:
         """See `Transport`. Runs have a folder of their own there, beside the versions of the code.
 
