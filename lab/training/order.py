@@ -9,9 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
 
+from lab.parallel.graph import moved_to
 from lab.training.seeding import derived, seed_all, seeded
+from lab.training.world import World
 
 
 class Samples(Protocol):
@@ -48,33 +51,39 @@ class Order:
         self.per_step = per_step
         self.seed = seed
         self.steps_per_epoch = -(-samples // per_step)
-        self._drawn: tuple[int, list[int]] = (-1, [])
+        self._drawn = (-1, torch.empty(0))
 
     def after(self, place: Place) -> Place:
         """Where one step leads."""
         done = place.sample + self.per_step
         return Place(place.epoch, done) if done < self.samples else Place(place.epoch + 1, 0)
 
+    def steps_until(self, place: Place, epochs: int) -> int:
+        """Steps from a place on until so many epochs are done."""
+        if place.epoch >= epochs:
+            return 0
+        rest = -(-(self.samples - place.sample) // self.per_step)
+        return rest + (epochs - place.epoch - 1) * self.steps_per_epoch
+
     def step(self, place: Place) -> list[int]:
         """The samples of the step that begins there, [per_step], the same on every rank."""
-        order = self._epoch(place.epoch)
-        return [order[n % self.samples] for n in range(place.sample, place.sample + self.per_step)]
+        numbers = torch.arange(place.sample, place.sample + self.per_step) % self.samples
+        samples: list[int] = self._epoch(place.epoch)[numbers].tolist()
+        return samples
 
-    def _epoch(self, epoch: int) -> list[int]:
+    def _epoch(self, epoch: int) -> Tensor:
         if self._drawn[0] != epoch:
             generator = torch.Generator().manual_seed(derived(self.seed, "order", epoch))
-            self._drawn = epoch, torch.randperm(self.samples, generator=generator).tolist()
+            self._drawn = epoch, torch.randperm(self.samples, generator=generator)
         return self._drawn[1]
 
 
 class RankOrder(Sampler[Any]):
     """One rank's microbatches, from a place in the data on, without end."""
 
-    def __init__(
-        self, order: Order, start: Place, *, rank: int, world_size: int, accumulate: int
-    ) -> None:
+    def __init__(self, order: Order, start: Place, world: World, accumulate: int) -> None:
         self.order, self.start = order, start
-        self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
+        self.rank, self.world_size, self.accumulate = world.rank, world.size, accumulate
 
     def __iter__(self) -> Iterator[Microbatch]:
         """A step's samples are dealt out to the ranks in equal, adjoining parts."""
@@ -106,22 +115,37 @@ class _Seeded(Dataset[Any]):
         return [self.dataset[index] for index in indices]
 
 
-def load(dataset: Samples, order: RankOrder, workers: int, *, pin: bool) -> Iterator[Any]:
-    """The batches of one rank, collated, without end.
+def load(dataset: Samples, order: RankOrder, workers: int, device: torch.device) -> Iterator[Any]:
+    """The batches of one rank, collated, on its device, without end.
 
     Args:
         dataset: gives a sample for each index.
         order: which, and when.
         workers: processes that load ahead; 0: this one does it.
-        pin: memory from which a GPU copies without waiting.
+        device: to which they are copied.
     """
-    return iter(
-        DataLoader(
-            _Seeded(dataset),
-            batch_sampler=order,
-            num_workers=workers,
-            pin_memory=pin,
-            collate_fn=default_collate,
-            generator=torch.Generator(),  # else each new loader would draw from dropout's numbers
-        )
+    loader = DataLoader(
+        _Seeded(dataset),
+        batch_sampler=order,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",  # from there a GPU copies without waiting
+        collate_fn=default_collate,
+        generator=torch.Generator(),  # else each new loader would draw from dropout's numbers
     )
+    return (moved_to(device, batch) for batch in loader)
+
+
+def load_once(dataset: Samples, batch_size: int, world: World) -> Iterator[tuple[Any, int]]:
+    """One rank's part of a data set, dealt out by stride so that each sample is there once.
+
+    All ranks get equally many batches, since with FSDP a forward is a collective: who has no
+    samples left gets some that do not count.
+
+    Returns:
+        Batches, and how many samples of each count.
+    """
+    mine = range(world.rank, len(dataset), world.size)
+    for first in range(0, -(-len(dataset) // world.size), batch_size):
+        own = mine[first : first + batch_size]
+        batch = default_collate([dataset[index] for index in own or [0]])
+        yield moved_to(world.device, batch), len(own)

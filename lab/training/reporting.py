@@ -6,88 +6,131 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lab.errors import LabError, UsageError
 from lab.training.options import Options
+from lab.training.progress import Progress, Sums
+from lab.training.world import World
 
 
 class Reporter:
-    """Says it on rank 0; on other ranks it is silent. Close it at the end."""
+    """Says it on rank 0; on other ranks it is silent. Use it with `with`."""
 
-    def __init__(self, options: Options, *, main: bool, unit: str, columns: Sequence[str]) -> None:
-        """Open what the options ask for.
+    def __init__(self, options: Options, world: World, columns: Sequence[str], speed: str) -> None:
+        """Nothing is written yet.
 
         Args:
-            options: events, tensorboard.
-            main: whether this rank speaks.
-            unit: of the table's first column, `epoch` or `step`.
-            columns: of the table, between the unit and the speed.
+            options: events, tensorboard, steps.
+            world: whose rank 0 speaks.
+            columns: of the table, between the epoch or step and the speed.
+            speed: its unit, such as `samples/s`.
+        """
+        self._options, self._world = options, world
+        self._columns, self._speed = columns, speed
+        self._open = ExitStack()
+        self._events: Any = None
+        self._board: Any = None
+        self._bar: Any = None
+
+    def __enter__(self) -> "Reporter":
+        """Open what the options ask for.
 
         Raises:
             UsageError: TensorBoard is not installed.
             LabError: a file cannot be written.
         """
-        self.main = main
-        self.unit = unit
-        self.columns = columns
-        self.open = ExitStack()
-        self._events: Any = None
-        self._board: Any = None
-        self._bar: Any = None
-        if not main:
-            return
+        if not self._world.is_main:
+            return self
         run = os.environ.get("LAB_RUN_DIR")
-        path = options.events or (Path(run) / "training.jsonl" if run else None)
-        try:
-            if path is not None:
+        path = self._options.events or (Path(run) / "training.jsonl" if run else None)
+        if path is not None:
+            try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._events = self.open.enter_context(path.open("a"))
-        except OSError as error:
-            raise LabError(f"{path} cannot be written: {error.strerror}") from error
-        if options.tensorboard is not None:
-            self._board = self.open.enter_context(_tensorboard(options.tensorboard))
+                self._events = self._open.enter_context(path.open("a"))
+            except OSError as error:
+                raise LabError(f"the events' file {path}: {error.strerror}") from error
+        if self._options.tensorboard is not None:
+            self._board = self._open.enter_context(_tensorboard(self._options.tensorboard))
+        return self
 
-    def start(self, line: str, speed: str, steps: int, done: int) -> None:
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def start(self, line: str, done: int, steps: int) -> None:
         """One line on what is trained and how, and the table's head.
 
         Args:
             line: on what is trained and how.
-            speed: its unit, such as `samples/s`.
+            done: steps before.
             steps: of the whole training.
-            done: of them before.
         """
-        if self.main:
-            self.speed = speed
-            names = "  ".join(f"{name:>8}" for name in self.columns)
-            print(f"{line}\n{self.unit:>5}  {names}  {speed:>9}", flush=True)
-            self._bar = self._progress_bar(steps, done)
+        self.event("start", world_size=self._world.size, step=done, **asdict(self._options))
+        if self._world.is_main:
+            unit = "step" if self._options.steps else "epoch"
+            names = "  ".join(f"{name:>8}" for name in self._columns)
+            print(f"{line}\n{unit:>5}  {names}  {self._speed:>9}", flush=True)
+            self._bar = self._progress_bar(done, steps)
 
-    def row(self, number: int, step: int, values: Mapping[str, float], speed: float) -> None:
+    def row(self, progress: Progress, values: Mapping[str, float], sums: Sums, lr: float) -> None:
         """One line of the table.
 
         Args:
-            number: of the epoch or the step.
-            step: of the optimiser.
+            progress: says which.
             values: of the columns; what is not there stays empty.
-            speed: per second.
+            sums: since the last row.
+            lr: the learning rate of the last step.
         """
-        if not self.main:
+        per_second = sums.items / sums.seconds
+        self.event(
+            "report",
+            step=progress.step,
+            epoch=progress.epoch,
+            **values,
+            lr=lr,
+            per_second=per_second,
+            step_seconds=sums.seconds / sums.steps,
+        )
+        if not self._world.is_main:
             return
-        cells = (f"{values[name]:>8.4f}" if name in values else " " * 8 for name in self.columns)
-        line = f"{number:>5}  {'  '.join(cells)}  {speed:>9.0f}"
-        if self._bar is not None:
-            self._bar.console.print(line, highlight=False)
-        else:
+        cells = (f"{values[n]:>8.4f}" if n in values else " " * 8 for n in self._columns)
+        number = progress.step if self._options.steps else progress.epoch
+        line = f"{number:>5}  {'  '.join(cells)}  {per_second:>9.0f}"
+        if self._bar is None:
             print(line, flush=True)
-        for name, value in values.items() if self._board is not None else ():
-            self._board.add_scalar(name, value, step)
+        else:
+            self._bar.console.print(line, highlight=False)
+        if self._board is not None:
+            for name, value in (*values.items(), ("lr", lr), (self._speed, per_second)):
+                self._board.add_scalar(name, value, progress.step)
 
     def step(self, step: int) -> None:
         """One step is done: moves the bar."""
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step)
+
+    def end(self, step: int, step_seconds: float, measured: Mapping[str, float]) -> None:
+        """What was measured, if anything.
+
+        Args:
+            step: the last.
+            step_seconds: of all steps, the mean.
+            measured: see `Measuring.results`.
+        """
+        self.event("end", step=step, step_seconds=step_seconds, **measured)
+        if self._world.is_main and measured:
+            said = [
+                f"{step_seconds * 1000:.1f} ms a step",
+                f"communication under way in {measured['communication']:.0%} of the time",
+            ]
+            if "flops" in measured:
+                said.append(
+                    f"{measured['flops'] / 1e9:.2f} GFLOP/s a rank, {measured['utilisation']:.1%} "
+                    "of a large matrix product's"
+                )
+            print(f"measured: {', '.join(said)}", flush=True)
 
     def event(self, event: str, **values: Any) -> None:
         """One JSON line: {"event": ..., "time": seconds since 1970, ...}."""
@@ -97,12 +140,12 @@ class Reporter:
             self._events.flush()
 
     def say(self, line: str) -> None:
-        """A line on stderr, which is not the table's."""
-        if self.main:
+        """A line on stderr, beside the table."""
+        if self._world.is_main:
             print(line, file=sys.stderr, flush=True)
 
-    def _progress_bar(self, steps: int, done: int) -> Any:
-        """A bar below the table, where someone looks at it and rich is there (nodes lack it)."""
+    def _progress_bar(self, done: int, steps: int) -> Any:
+        """Below the table, where someone looks at it and rich is installed: nodes lack it."""
         if not sys.stdout.isatty():
             return None
         try:
@@ -110,7 +153,7 @@ class Reporter:
         except ImportError:
             return None
         bar = Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), transient=True)
-        self.open.enter_context(bar)
+        self._open.enter_context(bar)
         bar.add_task("steps", total=steps, completed=done)
         return bar
 
@@ -120,7 +163,7 @@ def _tensorboard(folder: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UsageError(
-            "--tensorboard needs TensorBoard: pip install tensorboard, "
-            "on the nodes as well (lab build --requirements)"
+            "--tensorboard needs TensorBoard: pip install tensorboard, and on nodes in containers "
+            "lab build --requirements FILE"
         ) from None
     return SummaryWriter(folder)

@@ -11,18 +11,18 @@ Beside it are only what one can leave for later: `order.py` says which samples a
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
 
 from lab.errors import LabError, UsageError
 from lab.training.checkpoint import checkpoint_folder
 from lab.training.checkpoints import Checkpoints
+from lab.training.measuring import Measuring
 from lab.training.options import Options, microbatches
-from lab.training.order import Order, Place, RankOrder, Samples, load
+from lab.training.order import Order, Place, RankOrder, Samples, load, load_once
+from lab.training.progress import Progress, Sums, set_aside, should_resume
 from lab.training.reporting import Reporter
 from lab.training.schedule import scaled_lr, schedule_factor
 from lab.training.seeding import derived, seed_all
@@ -36,11 +36,21 @@ Evaluate = Callable[[nn.Module, Any], Sequence[float]]
 CHECK_EVERY = 50
 """Steps after which the ranks exchange losses at the latest, so that a NaN does not go far."""
 ROLLBACKS = 3
-"""How often a training goes back, before it is given up."""
+"""How often a training goes back before it is given up."""
+
+
+class Step(NamedTuple):
+    """One step of one rank."""
+
+    loss: Tensor
+    """On the rank's device, since to read it is to wait for a GPU."""
+    items: int
+    behind: Place
+    """Where in the data the next step begins."""
 
 
 class Trainer:
-    """Trains one model on one data set. Everything that is collective, all ranks do alike."""
+    """Trains one model on one data set. All ranks make one, and call its methods, alike."""
 
     def __init__(
         self,
@@ -63,7 +73,7 @@ class Trainer:
 
         Args:
             build: makes the bare model. It is called after seeding.
-            data: to train on, the same on every rank; `len` and an item for each index.
+            data: to train on, the same on every rank.
             options: see `Options`.
             world: the ranks, from `join_world`.
             loss: see `Loss`. Called in training mode under autocast.
@@ -74,90 +84,93 @@ class Trainer:
             evaluate: see `Evaluate`. Called in evaluation mode without gradients.
             scores: what it gives, by name.
             name: of the checkpoints' folder and the first line.
-            items: what the speed counts.
+            items: what `loss` and the speed count.
 
         Raises:
             UsageError: options that do not fit the data, the ranks or each other.
         """
         self.options, self.world, self.data, self.loss = options, world, data, loss
-        self.held_out, self.evaluate, self.scores = held_out, evaluate, scores
-        self.name, self.items = name, items
-        self.samples = len(data)
-        if self.samples < world.size:
+        self.held_out, self.evaluate, self.scores, self.name = held_out, evaluate, scores, name
+        if len(data) < world.size:
             raise UsageError(
-                f"{self.samples} samples are too few for {world.size} ranks: start fewer ranks"
+                f"{len(data)} samples are too few for {world.size} ranks: start fewer ranks"
             )
 
-        # A step: on each rank `accumulate` microbatches of `batch_size` samples.
+        # A step takes, on each rank, `accumulate` microbatches of `batch_size` samples.
         self.accumulate = microbatches(options, world.size)
-        per_step = options.batch_size * self.accumulate * world.size
-        self.order = Order(self.samples, per_step, options.seed)
-        self.steps = options.steps or options.epochs * self.order.steps_per_epoch
+        per_step = world.size * self.accumulate * options.batch_size
+        self.order = Order(len(data), per_step, options.seed)
+        self.progress = Progress(samples=len(data), seed=options.seed)
 
         # The same seed makes the same weights on every rank; dropout then differs by rank.
         seed_all(options.seed)
         model = build().to(world.device)
-        self.lr = scaled_lr(options, world.size)
+        self.measuring = Measuring(options, world, model, loss, data, self.accumulate)
+        lr = scaled_lr(options, world.size)
         self.parallel = Parallel(
-            model, optimizer, options, world, units=units, groups=groups, lr=self.lr
+            model, optimizer, options, world, units=units, groups=groups, lr=lr
         )
         self.model, self.optimizer = self.parallel.model, self.parallel.optimizer
         for group in self.optimizer.param_groups:  # groups may have learning rates of their own
             group.setdefault("initial_lr", group["lr"])
         seed_all(derived(options.seed, "rank", world.rank))
 
-        folder = options.checkpoints or checkpoint_folder() / name
-        self.checkpoints = Checkpoints(folder, keep=options.keep, asynchronous=options.asynchronous)
-        self.step = 0
-        """Steps that are done."""
-        self.place = Place()
-        """Where in the data the next one begins."""
+        self.folder = options.checkpoints or checkpoint_folder() / name
+        self.checkpoints = Checkpoints(
+            self.folder, keep=options.keep, asynchronous=options.asynchronous
+        )
+        self.reporter = Reporter(options, world, ("loss", *scores), f"{items}/s")
+        self.window: list[Step] = []  # since the ranks exchanged losses
+        self.row, self.total = Sums(), Sums()  # since the last line of the table, and of all
         self.rollbacks = 0
-        self.window: list[tuple[Tensor, int]] = []
-        """This rank's loss and items of the steps since the ranks exchanged them."""
-        self.sums = [0.0, 0.0, 0.0]
-        """Loss times items, items, seconds, of all ranks since the last line."""
+        self.stop_requested = False
+        """Set it at any time, in a signal's handler say, on any rank: see `exchange_losses`."""
 
     def train(self) -> None:
-        """Train to the end, from the newest checkpoint on if it should be.
+        """Train to the end; from the newest checkpoint on, if there is one and it is wanted.
 
         Raises:
             LabError: the loss is not finite, or a checkpoint cannot be written.
         """
-        if self.options.resume:
+        options, progress, reporter = self.options, self.progress, self.reporter
+        if should_resume(options, self.world):
             self.restore()
-        unit = "step" if self.options.steps else "epoch"
-        columns = ("loss", *self.scores)
-        reporter = Reporter(self.options, main=self.world.is_main, unit=unit, columns=columns)
-        self.reporter = reporter
-        with reporter.open:
-            reporter.start(self.description(), f"{self.items}/s", self.steps, self.step)
-            reporter.event(
-                "start", world_size=self.world.size, step=self.step, **asdict(self.options)
-            )
+        elif options.save_every and self.world.is_main and (there := set_aside(self.folder)):
+            reporter.say(f"the checkpoints of an earlier training are in {there} now")
+        self.steps = self.count_steps()
+
+        with reporter, self.measuring.trace(self.steps - progress.step):
+            reporter.start(self.description(), progress.step, self.steps)
             batches = self.batches()
             started = time.perf_counter()
-            while self.step < self.steps:
-                self.window.append(self.train_step(batches))
-                self.step += 1
-                self.place = self.order.after(self.place)
-                reporter.step(self.step)
-                last = self.step == self.steps
-                report = last or self.is_due(self.options.report_every)
-                save = self.options.save_every and (last or self.is_due(self.options.save_every))
-                if report or save or len(self.window) == CHECK_EVERY:
-                    bad = self.exchange_losses()
-                    self.sums[2] += time.perf_counter() - started
-                    if bad is not None:
-                        batches = self.go_back(*bad)
-                    else:
-                        if report:
-                            self.report(last)
-                        if save:
-                            self.save()
+            while progress.step < self.steps:
+                loss, items = self.train_step(batches)
+                progress.step += 1
+                progress.place = self.order.after(progress.place)
+                self.window.append(Step(loss, items, progress.place))
+                self.measuring.step()
+                reporter.step(progress.step)
+
+                last = progress.step == self.steps
+                report = last or self.is_due(options.report_every)
+                save = options.save_every > 0 and (last or self.is_due(options.save_every))
+                if not (report or save or len(self.window) == CHECK_EVERY):
+                    continue
+                bad, stop = self.exchange_losses()
+                self.row.seconds += time.perf_counter() - started
+                if bad is not None:
+                    batches = self.go_back(*bad)
                     started = time.perf_counter()
+                    continue
+                if report or stop:
+                    self.report(last=last or stop)
+                if save or (stop and options.save_every):
+                    self.save()
+                if stop:
+                    break
+                started = time.perf_counter()
             self.checkpoints.finish()
-            reporter.event("end", step=self.step)
+            self.finish()
 
     # One step.
 
@@ -165,134 +178,154 @@ class Trainer:
         """Forward and backward of each microbatch, then the optimiser.
 
         Returns:
-            This rank's loss, a scalar on its device, and its items.
+            This rank's mean loss, a scalar on its device, and its items.
         """
         self.model.train()
-        self.set_learning_rate()
+        factor = schedule_factor(self.options, self.progress.step, self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
         self.optimizer.zero_grad()
-        total, items = torch.zeros((), device=self.world.device), 0
+
+        loss_sum, items = torch.zeros((), device=self.world.device), 0
         for number in range(self.accumulate):
-            batch = moved_to(self.world.device, next(batches))
+            batch = next(batches)
+            # Gradients add up on each rank, and only the last backward sends them.
             with self.parallel.microbatch(last=number == self.accumulate - 1):
                 with self.autocast():
                     loss, count = self.loss(self.model, batch)
-                (loss / self.accumulate).backward()  # backward adds up, and the mean is wanted
-            total += loss.detach() * count
+                (loss / self.accumulate).backward()  # so the sum over microbatches is the mean
+            loss_sum += loss.detach() * count
             items += count
+
         if self.options.clip is not None:
             self.parallel.clip_(self.options.clip)
         self.optimizer.step()
-        return total / items, items
-
-    def set_learning_rate(self) -> None:
-        """That of the step to come."""
-        factor = schedule_factor(self.options, self.step, self.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
+        return loss_sum / items, items
 
     def autocast(self) -> torch.autocast:
-        """bfloat16 needs no loss scaling: it has float32's range."""
+        """bfloat16 needs no scaling of the loss: it has float32's range."""
         wanted = self.options.precision == "bfloat16"
         return torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=wanted)
 
     def batches(self) -> Iterator[Any]:
-        """This rank's microbatches from `place` on, without end."""
-        order = RankOrder(
-            self.order,
-            self.place,
-            rank=self.world.rank,
-            world_size=self.world.size,
-            accumulate=self.accumulate,
-        )
-        return load(self.data, order, self.options.workers, pin=self.world.device.type == "cuda")
+        """This rank's microbatches from where the training is, without end."""
+        order = RankOrder(self.order, self.progress.place, self.world, self.accumulate)
+        return load(self.data, order, self.options.workers, self.world.device)
 
     # Between steps.
 
+    def count_steps(self) -> int:
+        """When the training ends: after so many steps of the optimiser."""
+        if self.options.steps:
+            return self.options.steps
+        rest = self.order.steps_until(self.progress.place, self.options.epochs)
+        return self.progress.step + rest
+
     def is_due(self, every: int) -> bool:
-        """Whether so many epochs, or steps if the length is in steps, end here."""
+        """Whether the number of steps, or of epochs, is a multiple now."""
         if every == 0:
             return False
         if self.options.steps:
-            return self.step % every == 0
-        return self.place.sample == 0 and self.place.epoch % every == 0
+            return self.progress.step % every == 0
+        return self.progress.sample == 0 and self.progress.epoch % every == 0
 
-    def exchange_losses(self) -> tuple[int, int] | None:
-        """Add up all ranks' losses of the window. A collective.
+    def exchange_losses(self) -> tuple[tuple[int, int] | None, bool]:
+        """Add up all ranks' losses since the last time. A collective.
 
         Sums and counts travel, never means: the ranks may have unequal counts.
 
         Returns:
-            Step and rank of the first loss that is not finite, if any.
+            Step and rank of the first loss that is not finite, if any; whether any rank was asked
+            to stop.
         """
-        losses = torch.stack([loss for loss, _ in self.window]).double().tolist()
-        first = self.step - len(losses) + 1
-        bad = next((first + n for n, loss in enumerate(losses) if not math.isfinite(loss)), 0)
-        items = [count for _, count in self.window]
-        loss_sum = sum(loss * count for loss, count in zip(losses, items, strict=True))
-        rows = self.world.gather(loss_sum, sum(items), bad or math.inf)
-        self.window.clear()
+        losses = torch.stack([step.loss for step in self.window]).double().tolist()
+        loss_sum = sum(loss * s.items for loss, s in zip(losses, self.window, strict=True))
+        first = self.progress.step - len(losses) + 1
+        bad = (first + n for n, loss in enumerate(losses) if not math.isfinite(loss))
+        items = sum(step.items for step in self.window)
+        rows = self.world.gather(loss_sum, items, next(bad, math.inf), self.stop_requested)
         worst, rank = min((row[2], rank) for rank, row in enumerate(rows))
         if worst < math.inf:
-            return int(worst), rank
-        self.sums[0] += sum(row[0] for row in rows)
-        self.sums[1] += sum(row[1] for row in rows)
-        return None
+            return (int(worst), rank), False
+        self.row.add(sum(row[0] for row in rows), sum(row[1] for row in rows), len(losses))
+        self.window.clear()
+        return None, any(row[3] for row in rows)
 
-    def report(self, last: bool) -> None:
+    def report(self, *, last: bool) -> None:
         """A line of the table, with the scores on the held-out data where they are due."""
-        loss_sum, items, seconds = self.sums
-        self.sums = [0.0, 0.0, 0.0]
-        values = {"loss": loss_sum / items}
+        values = {"loss": self.row.loss / self.row.items}
         if self.evaluate is not None and (last or self.is_due(self.options.evaluate_every)):
             values |= self.evaluation()
-        number = self.step if self.options.steps else self.place.epoch
-        speed = items / seconds
-        self.reporter.row(number, self.step, values, speed)
         lr = self.optimizer.param_groups[0]["lr"]
-        self.reporter.event(
-            "report", step=self.step, epoch=self.place.epoch, lr=lr, per_second=speed, **values
-        )
+        self.reporter.row(self.progress, values, self.row, lr)
+        self.total.add(self.row.loss, self.row.items, self.row.steps, self.row.seconds)
+        self.row = Sums()
 
     @torch.no_grad()
     def evaluation(self) -> dict[str, float]:
-        """Each score's mean over the held-out samples, each counted once. A collective."""
+        """Each score's mean over the held-out samples. A collective."""
         assert self.held_out is not None
         assert self.evaluate is not None
         self.parallel.align_buffers()
         self.model.eval()
-        samples = len(self.held_out)
-        mine = list(range(self.world.rank, samples, self.world.size))
-        sums = [0.0] * (len(self.scores) + 1)
-        # As many forwards on each rank: with FSDP they are collectives. Who has no samples left
-        # takes any, and does not count them.
-        for first in range(0, -(-samples // self.world.size), self.options.batch_size):
-            own = mine[first : first + self.options.batch_size]
-            batch = default_collate([self.held_out[index] for index in own or [0]])
+        sums, counted = [0.0] * len(self.scores), 0
+        for batch, count in load_once(self.held_out, self.options.batch_size, self.world):
             with self.autocast():
-                values = self.evaluate(self.model, moved_to(self.world.device, batch))
-            if own:
-                sums = [s + v for s, v in zip(sums, (*values, len(own)), strict=True)]
-        *totals, count = self.world.sum(*sums)
-        return {name: total / count for name, total in zip(self.scores, totals, strict=True)}
+                values = self.evaluate(self.model, batch)
+            if count:
+                sums = [total + value for total, value in zip(sums, values, strict=True)]
+                counted += count
+        *totals, samples = self.world.sum(*sums, counted)
+        return {name: total / samples for name, total in zip(self.scores, totals, strict=True)}
 
     def save(self) -> None:
-        """A checkpoint of everything that the next step depends on. A collective."""
+        """A checkpoint of everything on which the next step depends. A collective."""
         self.parallel.align_buffers()
-        progress = {"step": self.step, "place": list(self.place), "samples": self.samples}
-        self.checkpoints.save(self.step, self.model, self.optimizer, progress)
-        self.reporter.event("save", step=self.step)
+        self.checkpoints.save(self.progress.step, self.model, self.optimizer, self.progress.plain())
+        self.reporter.event("save", step=self.progress.step)
 
     def restore(self) -> bool:
         """Go on from the newest checkpoint; False if there is none. A collective."""
-        progress = self.checkpoints.load(self.model, self.optimizer)
-        if progress is None:
+        saved = self.checkpoints.load(self.model, self.optimizer)
+        if saved is None:
             return False
-        self.step, self.place = progress["step"], Place(*progress["place"])
+        self.progress.go_on_from(saved)
         return True
 
     def go_back(self, step: int, rank: int) -> Iterator[Any]:
-        """The loss of a step was not finite: end, or go on from a checkpoint behind these data."""
-        raise LabError(f"the loss is not finite at step {step} on rank {rank}")
+        """A loss was not finite: end, or go on from a checkpoint with the data behind that step.
+
+        The same data again would end the same way. As with PaLM: Chowdhery et al., 2022,
+        https://arxiv.org/abs/2204.02311, section 5.1.
+
+        Raises:
+            LabError: to go back was not wanted, or does not help.
+        """
+        behind = self.window[step - self.progress.step - 1].behind
+        self.window.clear()
+        self.row = Sums()
+        self.reporter.event("nan", step=step, rank=rank)
+        problem = f"the loss at step {step} on rank {rank} is not finite"
+        cure = "lower --lr, or limit the gradient with --clip"
+        if self.options.on_nan == "stop":
+            raise LabError(f"{problem}: {cure}, or skip such data with --on-nan rollback")
+        if self.rollbacks == ROLLBACKS:
+            raise LabError(f"{problem}, after {ROLLBACKS} times of going back: {cure}")
+        self.checkpoints.finish()
+        if not self.restore():
+            raise LabError(f"{problem}, and there is no checkpoint to go back to: {cure}")
+        self.rollbacks += 1
+        self.reporter.say(f"{problem}: back to step {self.progress.step}, without these data")
+        self.progress.place = behind
+        self.steps = self.count_steps()
+        return self.batches()
+
+    def finish(self) -> None:
+        """Say what was measured, if it should be. A collective."""
+        steps, seconds = self.total.steps, self.total.seconds
+        if steps:
+            results = self.measuring.results(seconds / steps)
+            self.reporter.end(self.progress.step, seconds / steps, results)
 
     def description(self) -> str:
         """One line on what is trained and how."""
@@ -301,16 +334,7 @@ class Trainer:
         kind = self.parallel.kind
         how = f"{kind} ({self.options.impl}, {self.world.backend})"
         return (
-            f"{self.name}: {self.samples} samples to train on{held_out}, {self.world.size} x batch "
-            f"{self.options.batch_size}{times}, {'one process' if kind == 'none' else how}, "
-            f"{self.world.device.type}"
+            f"{self.name}: {len(self.data)} samples to train on{held_out}, "
+            f"{self.world.size} x batch {self.options.batch_size}{times}, "
+            f"{'one process' if kind == 'none' else how}, {self.world.device.type}"
         )
-
-
-def moved_to(device: torch.device, batch: Any) -> Any:
-    """A batch's tensors on a device, in the same containers."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: moved_to(device, value) for key, value in batch.items()}
-    return type(batch)(moved_to(device, value) for value in batch)

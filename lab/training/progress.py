@@ -1,0 +1,102 @@
+"""How far a training is, as its checkpoints have it, and where it begins."""
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.errors import UsageError
+from lab.training.options import Options
+from lab.training.order import Place
+from lab.training.world import World
+
+
+@dataclass
+class Progress:
+    """Everything, beside model, optimiser and random states, on which the next step depends."""
+
+    step: int = 0
+    """Steps of the optimiser that are done."""
+    epoch: int = 0
+    """In which the next one begins."""
+    sample: int = 0
+    """So many of the epoch are done."""
+    samples: int = 0
+    """Of the data set."""
+    seed: int = 0
+    """Of the order of the samples."""
+
+    @property
+    def place(self) -> Place:
+        """Where in the data the next step begins."""
+        return Place(self.epoch, self.sample)
+
+    @place.setter
+    def place(self, place: Place) -> None:
+        self.epoch, self.sample = place
+
+    def plain(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return asdict(self)
+
+    def go_on_from(self, saved: dict[str, Any]) -> None:
+        """Take over what a checkpoint has.
+
+        Raises:
+            UsageError: it was another training.
+        """
+        other = Progress(**saved)
+        for what, theirs, ours in (
+            ("samples", other.samples, self.samples),
+            ("--seed", other.seed, self.seed),
+        ):
+            if theirs != ours:
+                raise UsageError(
+                    f"the checkpoint is of a training with {what} {theirs}, and this one has "
+                    f"{ours}: resume with the same data and seed, or start another with "
+                    "--checkpoints FOLDER"
+                )
+        vars(self).update(vars(other))
+
+
+@dataclass
+class Sums:
+    """Over some steps and all ranks."""
+
+    loss: float = 0.0
+    """Times items."""
+    items: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    """Of training: neither of evaluation nor of saving."""
+
+    def add(self, loss: float, items: float, steps: int, seconds: float = 0.0) -> None:
+        """More of them."""
+        self.loss += loss
+        self.items += int(items)
+        self.steps += steps
+        self.seconds += seconds
+
+
+def should_resume(options: Options, world: World) -> bool:
+    """Whether to go on from a checkpoint: asked for, or the launcher starts again after a failure.
+
+    A collective, since elastic launchers count restarts on each node by itself.
+    """
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+    return any(row[0] for row in world.gather(float(options.resume or restarted)))
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Rename a folder with another training's checkpoints, so that none is lost or mixed up.
+
+    Returns:
+        Where they are now; None if there were none.
+    """
+    if not any(folder.glob("step-*")):
+        return None
+    number = 1
+    while (free := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    folder.rename(free)
+    return free
