@@ -52,9 +52,13 @@ LESSONS = (
     Lesson("sum-without-division", ranks=4),
     Lesson("avg-or-sum"),
     Lesson("overlap"),
+    Lesson("buckets"),
     Lesson("no-sync"),
+    Lesson("unused-layer"),
     Lesson("barrier"),
     Lesson("zero-memory"),
+    Lesson("fsdp-reshard"),
+    Lesson("nccl-environment"),
     Lesson("methods"),
 )
 

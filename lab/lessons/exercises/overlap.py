@@ -131,7 +131,7 @@ def exercise(notebook: Notebook) -> None:
     for name in ("sent by hooks", "DistributedDataParallel"):
         gain = 1 - times[name] / together
         most = min(wire, 2 / 3 * times["no averages"]) / together
-        notebook.show(f"gain, {name}", f"{gain:.0%}", f"at most {most:.0%} of this step")
+        notebook.show(f"gain, {name}", f"{gain:.0%}", f"about {most:.0%}, if all hides")
 
 
 def backward(model: nn.Module, data: Data) -> None:
