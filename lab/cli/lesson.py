@@ -135,8 +135,8 @@ def _run(lessons: list[Lesson], topology: "Topology", *, quiet: bool) -> list[Ou
     """Do lessons in one run, up to one that ends it; ends here where the user interrupts it."""
     from lab.runs import Job
 
-    names = [lesson.name for lesson in lessons]
-    words = ["lab.lessons.worker", "--backend", topology.resolved_backend(), *names]
+    modules = [lesson.module for lesson in lessons]
+    words = ["lab.lessons.worker", "--backend", topology.resolved_backend(), *modules]
     job = Job.from_command_line(words, module=True, topology=topology, cwd=Path.cwd())
     console = RunConsole(Prefixes({rank.rank: rank.node.name for rank in topology.ranks()}))
     controller, verdict = execute(topology, job, [] if quiet else [console])
@@ -145,7 +145,7 @@ def _run(lessons: list[Lesson], topology: "Topology", *, quiet: bool) -> list[Ou
         raise typer.Exit(verdict.exit_code)
     outcomes = []
     for lesson in lessons:
-        data = controller.directory.read_json(RESULT.format(name=lesson.name))
+        data = controller.directory.read_json(RESULT.format(module=lesson.module))
         report = None if data is None else Report.from_json(data)
         outcomes.append(Outcome(lesson, controller.directory.id, report, verdict.summary))
         if report is None:

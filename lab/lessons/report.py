@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-RESULT = "lesson-{name}.json"
-"""A lesson's report in the run directory."""
+RESULT = "{module}.json"
+"""A lesson's report in the run directory, by the module that was run."""
 
 
 @dataclass(frozen=True)

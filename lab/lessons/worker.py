@@ -12,7 +12,6 @@ from pathlib import Path
 
 from lab.errors import EXIT_FAILURE, LabError
 from lab.lessons.notebook import Notebook, perform, ranks
-from lab.lessons.registry import find_lessons
 from lab.lessons.report import RESULT
 from lab.training.arguments import ArgumentParser
 from lab.training.checkpoint import atomic_file
@@ -20,25 +19,26 @@ from lab.training.world import BACKENDS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do the lessons that the command line names; rank 0 leaves each one's report as it is done.
+    """Do the exercises of these modules; rank 0 leaves each one's report as it is done.
 
     Returns:
         The exit code; 1 where something was not as theory says.
     """
     parser = ArgumentParser("lab.lessons.worker", description="Exercises: see `lab lesson`.")
-    parser.add_argument("names", nargs="+", metavar="NAME", help="of lessons")
+    parser.add_argument("modules", nargs="+", metavar="MODULE", help="with an exercise")
     parser.add_argument("--backend", choices=BACKENDS, default="auto")
     options = parser.parse_args(argv)
     folder = Path(os.environ.get("LAB_RUN_DIR") or ".")
     ok = True
     try:
         with ranks(options.backend) as world:
-            for lesson in find_lessons(options.names):
-                Notebook(world).say(f"{lesson.name}: {lesson.title}")
-                report = perform(import_module(lesson.module).exercise, world)
+            for name in options.modules:
+                module = import_module(name)
+                Notebook(world).say((module.__doc__ or name).partition("\n")[0])
+                report = perform(module.exercise, world)
                 ok = ok and report.ok
                 if world.is_main:
-                    with atomic_file(folder / RESULT.format(name=lesson.name)) as file:
+                    with atomic_file(folder / RESULT.format(module=name)) as file:
                         file.write(json.dumps(report.to_json()).encode())
                 Notebook(world).say("")
     except LabError as error:

@@ -79,8 +79,10 @@ def exercise(notebook: Notebook) -> None:
         columns = ("whole parameters after forward", "whole parameters at most", "bytes sent")
         for column, found, expected in zip(columns, measured, theory[name], strict=True):
             notebook.expect(f"{name}: {column}", found, expected)
-    freed = live["no reshard"] - live["reshard"]
-    notebook.expect("freed by resharding, of all tensors that live", freed, BLOCKS * block)
+    freed = live["no reshard"] - live["reshard"]  # the order check has a few bytes of its own
+    missing = abs(1 - freed / (BLOCKS * block))
+    notebook.say(f"of all tensors that live after forward, {freed} bytes less with resharding")
+    notebook.expect_at_most("part by which that misses S", missing, 0.01)
     difference = apart(*(gradients(model) for model in models.values()))
     notebook.expect("difference between their gradients", difference, 0.0)
 
