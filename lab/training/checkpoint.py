@@ -8,6 +8,8 @@ from typing import Any, BinaryIO
 
 import torch
 
+from lab.training.checkpoint_folder import sync
+
 
 def checkpoint_folder() -> Path:
     """`checkpoints` in the run's directory where lab started this, else in the current folder."""
@@ -30,11 +32,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)  # the new name is on the disk when its folder is
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(path.parent)  # the new name is on the disk when its folder is
 
 
 def save_checkpoint(state: Mapping[str, Any], path: Path) -> None:

@@ -1,0 +1,60 @@
+"""The ranks that save and load together: what one knows is told to all, errors included."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from lab.errors import LabError
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """Those of a group that can carry Python objects, or this process alone."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        """`group` None: there is no other rank."""
+        self.group = group
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.size = 1 if group is None else dist.get_world_size(group)
+
+    def of_first(self, make: Callable[[], T]) -> T:
+        """What `make` gives on rank 0, or raises there. A collective."""
+        if self.group is None:
+            return make()
+        answer: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                answer[0] = make()
+            except Exception as error:  # noqa: BLE001 - all ranks raise it
+                answer[1] = error
+        dist.broadcast_object_list(answer, group=self.group, group_src=0)
+        if answer[1] is not None:
+            raise answer[1]
+        value: T = answer[0]
+        return value
+
+    def all(self, value: T) -> list[T]:
+        """Every rank's. A collective."""
+        if self.group is None:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def check_shared(self, path: Path) -> None:
+        """Make sure that all ranks see a folder that rank 0 sees. A collective.
+
+        Raises:
+            LabError: they do not share the file system. The same on all ranks.
+        """
+        views = self.all((path.is_dir(), socket.gethostname()))
+        blind = [rank for rank, (seen, _) in enumerate(views) if not seen]
+        if blind:
+            raise LabError(
+                f"rank {blind[0]} on {views[blind[0]][1]} does not see {path.parent} of rank 0 on "
+                f"{views[0][1]}: a checkpoint needs one folder that all nodes share"
+            )
