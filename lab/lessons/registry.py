@@ -56,10 +56,12 @@ LESSONS = (
     Lesson("no-sync"),
     Lesson("unused-layer"),
     Lesson("barrier"),
+    Lesson("sync-share"),
     Lesson("zero-memory"),
     Lesson("fsdp-reshard"),
     Lesson("nccl-environment"),
     Lesson("methods"),
+    Lesson("data-parallel"),
 )
 
 

@@ -44,9 +44,9 @@ import torch
 from torch import nn
 
 from lab.lessons.notebook import Notebook, main
+from lab.lessons.traffic import expect_received
 from lab.prove.measure import measure
 from lab.prove.recipe import Recipe
-from lab.prove.resources import WIRE_TOLERANCE, Memory, Wire
 from lab.prove.subjects import Subject
 from lab.prove.wrapping import on_ranks
 from lab.training.world import World
@@ -76,7 +76,9 @@ def exercise(notebook: Notebook) -> None:
             step()
     learned = {name: subject.parameters() for name, subject in subjects.items()}
     for name, (wire, memory) in costs.items():
-        judge_bytes(notebook, name, wire, memory)
+        received = None if wire.measured is None else sum(wire.measured) // world.size
+        theory = RECEIVED[name] * memory.model * (world.size - 1) / world.size
+        expect_received(notebook, f"{name}: bytes received", received, theory)
         difference = float((learned[name] - learned["ddp"]).abs().max())
         notebook.expect_at_most(f"{name}: parameters differ from ddp's by", difference, 1e-5)
 
@@ -104,18 +106,6 @@ def exercise(notebook: Notebook) -> None:
     )
     for subject in subjects.values():
         subject.close()
-
-
-def judge_bytes(notebook: Notebook, name: str, wire: Wire, memory: Memory) -> None:
-    """Bytes on the wire, where the system counts them: gloo's connections on Linux."""
-    what, theory = f"{name}: received, in (N-1)/N S", RECEIVED[name]
-    if wire.measured is None:
-        notebook.show(what, "unknown", theory)
-        return
-    size = notebook.world.size
-    received = sum(wire.measured) / size / (memory.model * (size - 1) / size)
-    close = abs(received / theory - 1) <= WIRE_TOLERANCE
-    notebook.judge(what, close, received, f"{theory}, and headers")
 
 
 def build(recipe: Recipe, world: World) -> Subject:

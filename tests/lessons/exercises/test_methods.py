@@ -31,7 +31,7 @@ def test_theory_holds(ranks: RankPool) -> None:
 def test_costs_of_another_method_are_seen(ranks: RankPool) -> None:
     failed = failures(ranks, 2, "methods", measure=fsdp_is_ddp)
     assert failed == [
-        "fsdp: received, in (N-1)/N S",
+        "fsdp: bytes received",
         "MB that ddp, zero1, zero2, fsdp keep",
         "MB at the peak, fsdp and ddp",
     ]
