@@ -15,6 +15,7 @@ class Form(StrEnum):
     COMPOSE = "compose"
     ENV = "env"
     HOSTFILE = "hostfile"
+    SBATCH = "sbatch"
 
 
 def render(
@@ -22,7 +23,8 @@ def render(
         Form,
         typer.Option(
             "--as",
-            help="A Compose file; each rank's environment for a shell; ADDRESS slots=N lines.",
+            help="A Compose file; each rank's environment for a shell; ADDRESS slots=N lines; "
+            "a job script for Slurm.",
             show_default=False,
         ),
     ],
@@ -44,6 +46,10 @@ def render(
         from lab.transport.hostfile import render_env
 
         text = render_env(loaded)
+    elif form is Form.SBATCH:
+        from lab.batch.script import render_sbatch
+
+        text = render_sbatch(loaded)
     else:
         from lab.transport.hostfile import render_hostfile
 

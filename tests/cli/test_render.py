@@ -1,5 +1,6 @@
 """`lab render` prints what the pure functions give, and nothing else."""
 
+from lab.batch.script import render_sbatch
 from lab.topology import load_topology
 from lab.transport.hostfile import render_env, render_hostfile
 from tests.conftest import Lab
@@ -21,3 +22,8 @@ def test_a_form_that_is_none(lab: Lab) -> None:
     done = lab("render", "quad", "--as", "poster")
     assert done.returncode == 2
     assert "hostfile" in done.stderr
+
+
+def test_sbatch(lab: Lab) -> None:
+    expected = render_sbatch(load_topology("pair", slots=2))
+    assert lab("render", "pair", "--slots", "2", "--as", "sbatch").stdout == expected

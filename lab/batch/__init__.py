@@ -1,0 +1,1 @@
+"""Batch systems: a topology as a job script, submitted, followed and cancelled."""

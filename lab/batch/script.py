@@ -1,0 +1,191 @@
+"""A topology as an sbatch script: pure text, from the templates in `slurm/`.
+
+What `lab render --as sbatch` prints is what `lab submit` submits. The script works without lab,
+too: with LAB_RUN_DIR unset it starts the ranks as anybody would.
+"""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+import lab
+from lab.errors import LabError, UsageError
+from lab.topology import Topology
+
+TEMPLATE = "job.sbatch.j2"
+WIDTH = 96
+
+
+def render_sbatch(topology: Topology, command: tuple[str, ...] | None = None) -> str:
+    """The script of a job on this topology's nodes.
+
+    Args:
+        topology: its section `slurm` says what is asked for.
+        command: as after `python`; None: the topology's job, else what follows the script's name on
+            sbatch's command line.
+
+    Raises:
+        UsageError: the topology cannot be had on Slurm.
+    """
+    _check(topology)
+    slurm = topology.slurm
+    if command is None and topology.job is not None:
+        command = topology.job.argv
+    slots = [node.slots for node in topology.nodes]
+    counts = sorted(set(slots))
+    elastic = topology.min_nodes is not None and topology.min_nodes < topology.nnodes
+    interfaces = [node.interface or "" for node in topology.nodes]
+    return (
+        _environment()
+        .get_template(TEMPLATE)
+        .render(
+            name=topology.name,
+            nodes=_nodes(topology),
+            world_size=topology.world_size,
+            backend=topology.resolved_backend(),
+            launcher=slurm.launcher,
+            slurm=slurm,
+            options=_options(topology),
+            min_nodes=topology.min_nodes or topology.nnodes,
+            elastic=elastic,
+            slots=counts[0] if len(counts) == 1 else None,
+            all_slots=_array(map(str, slots)),
+            interface=interfaces[0] if len(set(interfaces)) == 1 else None,
+            all_interfaces=_array(f'"{name}"' for name in interfaces),
+            master=topology.master,
+            env=topology.env,
+            job=None if command is None else shlex.join(command),
+            srun=_srun(topology, elastic),
+            inside=_inside(topology),
+        )
+    )
+
+
+def _check(topology: Topology) -> None:
+    slurm = topology.slurm
+    elastic = topology.min_nodes is not None and topology.min_nodes < topology.nnodes
+    if elastic and slurm.launcher == "srun":
+        raise UsageError(
+            f"nodes: {_nodes(topology)}: only torchrun goes on with fewer nodes: take "
+            "slurm.launcher: torchrun, or say one number"
+        )
+    if elastic and len({node.slots for node in topology.nodes}) > 1:
+        raise UsageError("nodes that may be missing must all have the same slots")
+    gpus = slurm.gpus_per_node
+    most = max(node.slots for node in topology.nodes)
+    if gpus is not None and gpus < most and topology.resolved_backend() == "nccl":
+        raise UsageError(
+            f"slots: {most} ranks on a node need {most} GPUs, and slurm.gpus_per_node is {gpus}"
+        )
+
+
+def _nodes(topology: Topology) -> str:
+    fewest = topology.min_nodes or topology.nnodes
+    return str(fewest) if fewest == topology.nnodes else f"{fewest}-{topology.nnodes}"
+
+
+def _options(topology: Topology) -> list[str]:
+    """What stands after `#SBATCH --`, one item a line."""
+    slurm = topology.slurm
+    most = max(node.slots for node in topology.nodes)
+    each_rank = slurm.launcher == "srun"
+    cpus = slurm.cpus_per_task
+    if cpus is None and not each_rank and most > 1:
+        cpus = most  # a core for each rank of the node's one task
+    elastic = topology.min_nodes is not None and topology.min_nodes < topology.nnodes
+    values: dict[str, Any] = {
+        "job-name": slurm.job_name or topology.name,
+        "nodes": _nodes(topology),
+        "ntasks-per-node": most if each_rank else 1,
+        "cpus-per-task": cpus,
+        "gpus-per-node": slurm.gpus_per_node,
+        "gres": slurm.gres,
+        "mem": slurm.mem,
+        "time": slurm.time,
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "constraint": slurm.constraint,
+        "reservation": slurm.reservation,
+        "array": slurm.array,
+        "dependency": slurm.dependency,
+        "output": slurm.output,
+        "open-mode": "append",
+        "signal": f"B:USR2@{slurm.warn_before}" if slurm.warn_before else None,
+    }
+    flags = {
+        "exclusive": slurm.exclusive,
+        "requeue": slurm.requeues > 0,
+        "no-requeue": slurm.requeues == 0,
+        "no-kill": elastic,
+    }
+    return [
+        *(f"{name}={value}" for name, value in values.items() if value is not None),
+        *(name for name, wanted in flags.items() if wanted),
+        *(option.removeprefix("--") for option in slurm.extra),
+    ]
+
+
+def _srun(topology: Topology, elastic: bool) -> str:
+    """The options of srun. A rank that fails ends the others, but where they can do without it."""
+    slurm = topology.slurm
+    words = ["--no-kill"] if elastic else ["--kill-on-bad-exit=1", "--wait=60"]
+    if slurm.launcher == "srun":
+        mixed = len({node.slots for node in topology.nodes}) > 1
+        words.append(f"--distribution={'arbitrary' if mixed else 'block'}")
+    if slurm.container is not None and slurm.container.runtime == "pyxis":
+        mounts = "".join(f",{mount}" for mount in slurm.container.mounts)
+        words += [
+            f"--container-image={shlex.quote(slurm.container.image)}",
+            f'--container-mounts="$PWD:$PWD{mounts}"',
+            '--container-workdir="$PWD"',
+        ]
+    return " ".join(words)
+
+
+def _inside(topology: Topology) -> str:
+    """What a command is put behind so that it runs in the container; with a space at its end."""
+    slurm = topology.slurm
+    if slurm.container is None or slurm.container.runtime != "apptainer":
+        return ""
+    gpus = ["--nv"] if topology.resolved_backend() == "nccl" else []
+    binds = [word for mount in slurm.container.mounts for word in ("--bind", mount)]
+    words = ["apptainer", "exec", *gpus, *binds]
+    return f'{shlex.join(words)} --bind "$PWD" --pwd "$PWD" {slurm.container.image} '
+
+
+def _array(words: Any) -> str:
+    """The items of a bash array, in lines that can be read."""
+    lines, line = [], ""
+    for word in words:
+        if len(line) + len(word) + 1 > WIDTH:
+            lines.append(line)
+            line = ""
+        line = f"{line} {word}" if line else word
+    return "\n  ".join([*lines, line])
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_templates()),
+        undefined=jinja2.StrictUndefined,
+        comment_start_string="{--",  # `{#` is bash's for the length of an array
+        comment_end_string="--}",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - it is a shell script, whose words `sh` quotes
+    )
+    environment.filters["sh"] = shlex.quote
+    return environment
+
+
+def _templates() -> Path:
+    """Where `slurm/` is: beside the package in a checkout, in the package in a wheel."""
+    package = Path(lab.__file__).parent
+    for folder in (package.parent / "slurm", package / "assets/slurm"):
+        if (folder / TEMPLATE).is_file():
+            return folder
+    raise LabError("the templates of job scripts are not in this installation: install it again")
