@@ -7,7 +7,20 @@ from typing import Any
 import typer
 
 from lab import __version__
-from lab.cli import bench, build, check, deploy, labs, lesson, manage, prove, render, run, runs
+from lab.cli import (
+    bench,
+    build,
+    check,
+    ckpt,
+    deploy,
+    labs,
+    lesson,
+    manage,
+    prove,
+    render,
+    run,
+    runs,
+)
 
 app = typer.Typer(
     name="lab",
@@ -51,6 +64,7 @@ _add(_BEFORE, "build", build.build)
 _LEARN = "Learn and measure"
 _add(_LEARN, "prove", prove.prove)
 app.add_typer(bench.app, name="bench", rich_help_panel=_LEARN)
+app.add_typer(ckpt.app, name="ckpt", rich_help_panel=_LEARN)
 app.add_typer(lesson.app, name="lesson", rich_help_panel=_LEARN)
 
 

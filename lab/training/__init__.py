@@ -1,7 +1,46 @@
-"""Training jobs and their parts. The jobs are modules to run: `lab run -m lab.training.wine`."""
+"""Training jobs and their parts. The jobs are modules to run: `lab run -m lab.training.wine`.
 
-from lab.training.checkpoint import load_checkpoint, save_checkpoint
-from lab.training.data import Split, wine_split
-from lab.training.world import World, join_world
+The names load when they are asked for: `lab ckpt` needs what is here of checkpoints without torch.
+"""
 
-__all__ = ["Split", "World", "join_world", "load_checkpoint", "save_checkpoint", "wine_split"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lab.training.checkpoint import load_checkpoint, save_checkpoint
+    from lab.training.checkpoints import Checkpoints
+    from lab.training.data import Split, wine_split
+    from lab.training.options import Options
+    from lab.training.trainer import Trainer
+    from lab.training.world import World, join_world
+
+__all__ = [
+    "Checkpoints",
+    "Options",
+    "Split",
+    "Trainer",
+    "World",
+    "join_world",
+    "load_checkpoint",
+    "save_checkpoint",
+    "wine_split",
+]
+
+_HOMES = {
+    **dict.fromkeys(("load_checkpoint", "save_checkpoint"), "lab.training.checkpoint"),
+    "Checkpoints": "lab.training.checkpoints",
+    **dict.fromkeys(("Split", "wine_split"), "lab.training.data"),
+    "Options": "lab.training.options",
+    "Trainer": "lab.training.trainer",
+    **dict.fromkeys(("World", "join_world"), "lab.training.world"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lab.training' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

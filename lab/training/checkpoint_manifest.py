@@ -91,7 +91,7 @@ class Manifest:
     def text(self) -> str:
         """What is written: JSON, with a checksum of itself."""
         content = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        return json.dumps({**content, "sha256": _checksum(content)}, indent=1) + "\n"
+        return json.dumps({**content, "sha256": _checksum(content)}) + "\n"
 
     @classmethod
     def parse(cls, text: bytes) -> "Manifest":
