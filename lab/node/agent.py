@@ -22,6 +22,7 @@ from lab.node.pipes import CHUNK, STREAMS, Pipes
 from lab.node.placeholders import fill
 from lab.node.ports import Reservation
 from lab.node.protocol import STOP_GRACE, NodeJob, decode, encode
+from lab.node.silence import Silence
 from lab.node.spawn import RankStart, Spawn, spawn_cold
 from lab.node.stdin import Input
 from lab.node.torchrun import Torchrun
@@ -54,6 +55,7 @@ class Agent:
         self._reports = reports
         self._received = received
         self._controller_gone = False
+        self._silence = Silence(job.silence)
         self._unsent = bytearray()
         self._ranks: dict[int, int] = {}  # pid -> rank, until it has been reaped
         self._oom_kills = memory.oom_kills()
@@ -155,6 +157,9 @@ class Agent:
         for key, _ in self._selector.select(self._timeout()):
             key.data()
         self._ask_for_input()
+        if self._silence.is_too_long:
+            self._lose_controller()
+            self._fail(f"nothing was heard of the controller for {self.job.silence} s", STOP_GRACE)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
             for pid in self._groups():
@@ -168,7 +173,7 @@ class Agent:
 
     def _timeout(self) -> float | None:
         """Seconds until there is something to do though nobody says anything."""
-        times = (self._kill_at, self._input.look_at)
+        times = (self._kill_at, self._input.look_at, self._silence.over_at)
         soonest = min((at for at in times if at is not None), default=None)
         if soonest is None:
             return None
@@ -221,11 +226,16 @@ class Agent:
 
     def _on_commands(self) -> None:
         data = os.read(self._commands, CHUNK)
+        self._silence.broken()
         if not data:  # the controller has gone, or wants us to
-            self._controller_gone = True
-            self._selector.unregister(self._commands)
+            self._lose_controller()
             self._stop(STOP_GRACE)
         self._obey(data)
+
+    def _lose_controller(self) -> None:
+        self._controller_gone = True
+        self._silence.forget()
+        self._selector.unregister(self._commands)
 
     def _obey(self, data: bytes) -> None:
         *lines, self._received = (self._received + data).split(b"\n")
@@ -256,9 +266,9 @@ class Agent:
 
     # What goes to the controller
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, message: str, grace: float = 0.0) -> None:
         self._report("error", message=message)
-        self._stop(0.0)
+        self._stop(grace)
 
     def _report(self, type: str, **fields: Any) -> None:  # noqa: A002 - the field's name
         self._unsent += encode({"type": type, "node": self.job.node, **fields})

@@ -34,7 +34,6 @@ def tell(workdir: str, project: str, code: str, towards: str | None, make: bool)
     folder = Path.home() / Path(workdir).expanduser()
     current = folder / project / "current"
     told: dict[str, Any] = {
-        "version": platform.python_version(),
         "executable": sys.executable,
         "home": str(Path.home()),
         "workdir": str(folder),

@@ -9,6 +9,7 @@ To the agent (``type`` and fields):
 =======  ==================================================================================
 start    ``master_addr``, ``master_port``, ``addr`` (this node's own): start the ranks
 stdin    ``data``: what rank 0 waits for; empty: the end of it
+alive    nothing: the controller is still there, where the job names a `silence`
 stop     ``grace`` (seconds): terminate the ranks, kill those left after ``grace``
 =======  ==================================================================================
 
@@ -93,6 +94,10 @@ class NodeJob:
     """Of torchrun: how many nodes will do; None: all, with ranks as the topology numbers them."""
     stdin: bool = False
     """Whether there is input for rank 0; all others find the end of it, and so does it without."""
+
+    silence: float | None = None
+    """Seconds without a word after which the controller counts as gone; None: it never does, since
+    a stdin that has lost its other end says so."""
 
     def to_json(self) -> str:
         """One line."""

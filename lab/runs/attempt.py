@@ -16,7 +16,7 @@ from lab.runs.deadline import Deadline
 from lab.runs.failures import Failures
 from lab.runs.hints import hint_for_victim
 from lab.runs.listener import Listener
-from lab.runs.nodes import QUEUE_LIMIT, AgentLink, Inbox, connect
+from lab.runs.nodes import QUEUE_LIMIT, AgentLink, Heartbeat, Inbox, connect
 from lab.runs.stdin import Stdin
 from lab.runs.verdict import Failure, Kind, Verdict
 from lab.topology import Node, Topology
@@ -75,6 +75,7 @@ class Attempt:
         self._stdin = stdin
         self._inbox: Inbox = queue.Queue(QUEUE_LIMIT)
         self._links: dict[str, AgentLink] = {}
+        self._heartbeat: Heartbeat | None = None
         self.port: int | None = None
         """Of the rendezvous, once the ranks have been told to start."""
         self._failures = Failures()
@@ -105,6 +106,8 @@ class Attempt:
 
     def _part(self) -> None:
         """Let the agents go: the end of their stdin ends whatever may be left of them."""
+        if self._heartbeat is not None:
+            self._heartbeat.end()
         for link in self._links.values():
             link.channel.close_stdin()
         for link in self._links.values():
@@ -116,6 +119,7 @@ class Attempt:
         """Start every agent, wait for the roll-call, start the ranks."""
         with ThreadPoolExecutor(min(32, len(jobs))) as pool:
             list(pool.map(self._connect, jobs))
+        self._heartbeat = Heartbeat(self._links.values(), self._transport.silence)
         give_up = time.monotonic() + self.hello_timeout
         while missing := [link for link in self._links.values() if not link.greeted]:
             if time.monotonic() > give_up:

@@ -1,6 +1,7 @@
 """The controller's end of each node: a channel to its agent, and a thread that reads it."""
 
 import threading
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +83,7 @@ def node_jobs(
                 python=job.python,
                 engine=job.engine,
                 min_nodes=job.min_nodes,
+                silence=transport.silence,
             )
         )
         first_rank += node.slots
@@ -121,6 +123,26 @@ def connect(transport: Transport, node: Node, job: NodeJob, inbox: Inbox) -> Age
     link.channel.send(job.to_json().encode() + b"\n")
     threading.Thread(target=_read, args=(link, inbox), daemon=True, name=node.name).start()
     return link
+
+
+class Heartbeat:
+    """Tells agents from afar, again and again, that their controller is there."""
+
+    def __init__(self, links: Collection[AgentLink], silence: float | None) -> None:
+        """`silence`: what agents take for its end (seconds); None: there is nothing to tell."""
+        self._links = links
+        self._over = threading.Event()
+        if silence is not None:
+            threading.Thread(target=self._beat, args=(silence / 4,), daemon=True).start()
+
+    def _beat(self, pause: float) -> None:
+        while not self._over.wait(pause):
+            for link in self._links:
+                link.send(type="alive")
+
+    def end(self) -> None:
+        """Say nothing any more."""
+        self._over.set()
 
 
 def _read(link: AgentLink, inbox: Inbox) -> None:

@@ -10,10 +10,13 @@ from lab.transport.requirements import Requirements
 __all__ = ["Channel", "Progress", "Transport", "transport_for"]
 
 
-def transport_for(topology: Topology, workdir: Path, requirements: Path | None = None) -> Transport:
+def transport_for(
+    topology: Topology, workdir: Path, requirements: Path | None = None, *, deploy: bool = True
+) -> Transport:
     """The transport that the topology's `on` names.
 
-    `requirements`: a file of packages that the nodes shall have on top of their own.
+    `requirements`: a file of packages that the nodes shall have on top of their own. `deploy`:
+    whether hosts are sent the code that they lack; else it is an error if they lack any.
 
     Raises:
         UsageError: it cannot be driven from here, or the file cannot be taken.
@@ -31,10 +34,5 @@ def transport_for(topology: Topology, workdir: Path, requirements: Path | None =
     if topology.on == "ssh":
         from lab.transport.ssh import SshTransport
 
-        if packages is not None:
-            raise UsageError(
-                "--requirements is not for hosts: name the packages to lab deploy, which installs "
-                "them there"
-            )
-        return SshTransport(topology, workdir)
+        return SshTransport(topology, workdir, packages, deploy=deploy)
     raise UsageError(f"on: {topology.on} cannot be run yet; use --on docker, ssh or local")

@@ -49,6 +49,10 @@ class Transport(Protocol):
     keeps_warm: bool
     """Whether nodes keep a process with torch imported between runs, so that ranks start fast."""
 
+    silence: float | None
+    """Seconds without a word after which an agent takes its controller for gone, and the other way
+    round; None: in this kind of place the end of a stream always comes."""
+
     def up(self, progress: Progress, run_id: str | None = None) -> None:
         """Bring all nodes up; does nothing to those that are up already and as the topology says.
 
@@ -87,6 +91,13 @@ class Transport(Protocol):
 
     def place(self, node: Node, path: Path) -> str:
         """Where the node has what is at that path here, in the working directory."""
+
+    def bring_back(self, run_dir: Path) -> None:
+        """Bring what ranks have left in the run directory here, where nodes have one of their own.
+
+        Raises:
+            LabError: it cannot be written here.
+        """
 
     def address(self, node: Node) -> str:
         """The name or address by which the other nodes reach this one."""

@@ -50,6 +50,7 @@ class DockerTransport:
     """
 
     keeps_warm = True
+    silence: float | None = None
 
     def __init__(
         self, topology: Topology, workdir: Path, requirements: Requirements | None = None
@@ -264,6 +265,9 @@ class DockerTransport:
     def place(self, node: Node, path: Path) -> str:
         """The same: the working directory is mounted where it is here."""
         return str(path)
+
+    def bring_back(self, run_dir: Path) -> None:
+        """Nothing to do: nodes see it."""
 
     def address(self, node: Node) -> str:
         """See `Transport`. The network resolves a node's name."""

@@ -93,6 +93,7 @@ class LocalTransport:
     """All nodes on this machine."""
 
     keeps_warm = False  # nothing of a node is left between two runs
+    silence: float | None = None
 
     def __init__(
         self, topology: Topology, workdir: Path, requirements: Requirements | None = None
@@ -170,6 +171,9 @@ class LocalTransport:
     def place(self, node: Node, path: Path) -> str:
         """The same: nodes are on this machine."""
         return str(path)
+
+    def bring_back(self, run_dir: Path) -> None:
+        """Nothing to do: nodes see it."""
 
     def address(self, node: Node) -> str:
         """127.0.0.1 + the node's rank on Linux, unless the topology gives one."""

@@ -5,19 +5,22 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
+from lab.deploy.deployment import Plan, Told, deploy
 from lab.deploy.layout import Layout, Release
 from lab.deploy.program import program, start_line
 from lab.errors import LabError, UsageError
 from lab.topology import Node, Topology
 from lab.transport.base import Progress
+from lab.transport.requirements import Requirements
 from lab.transport.ssh_bundle import KEEP, bundle
 from lab.transport.ssh_channel import SshChannel, remote_command
-from lab.transport.ssh_connection import SshConnection, SshSettings
+from lab.transport.ssh_connection import SILENCE, SshConnection, SshSettings
+from lab.transport.ssh_results import bring_back
 
 PARALLEL = 32
 """Hosts that are talked to at the same time."""
@@ -34,8 +37,6 @@ class Host:
 
     python: str
     """The interpreter: of what was deployed there, else the topology's."""
-    version: str
-    """Of that."""
     home: str
     workdir: str
     release: Release | None
@@ -55,15 +56,31 @@ class SshTransport:
     """
 
     keeps_warm = True
+    silence: float | None = SILENCE
 
-    def __init__(self, topology: Topology, workdir: Path) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        workdir: Path,
+        requirements: Requirements | None = None,
+        *,
+        deploy: bool = True,
+    ) -> None:
         """Read ~/.ssh/config; nothing is connected yet.
+
+        Args:
+            topology: the hosts.
+            workdir: what is deployed to them.
+            requirements: packages for them on top of torch and lab's own.
+            deploy: whether `up` sends what they lack of it; else it is an error if they do.
 
         Raises:
             UsageError: a file that the topology names cannot be read.
         """
         self.topology = topology
         self.workdir = workdir.resolve()
+        self._requirements = requirements
+        self._deploys = deploy
         self.layout = Layout.of(topology, self.workdir)
         self._settings = SshSettings.of(topology.ssh)
         self._connections: dict[str, SshConnection] = {}
@@ -145,7 +162,6 @@ class SshTransport:
         release = answer["release"]
         return Host(
             python=answer["executable"],
-            version=answer["version"],
             home=answer["home"],
             workdir=answer["workdir"],
             release=None if release is None else Release(release),
@@ -187,40 +203,24 @@ class SshTransport:
     # As a transport
 
     def up(self, progress: Progress, run_id: str | None = None) -> None:
-        """Connect to all hosts, check that they fit together, and give them lab's code.
+        """Connect to all hosts, deploy to them, check that they fit, and give them lab's code.
 
         Raises:
             LabError: a host cannot take part; says which, and why.
         """
         count = self.topology.nnodes
         progress(f"connecting to {count} host{'s' * (count > 1)}")
-        self._hosts = self.each(lambda node: self._ask(node, make=True))
-        self._check_machines()
-        self._check_pythons()
+        hosts = self.each(lambda node: self._ask(node, make=True))
+        _check_machines(hosts)
+        plan = Plan.of(self.topology, self.workdir, self._requirements)
+        done = deploy(plan, self.start_bare, Told(progress), only_check=not self._deploys)
+        self._hosts = {
+            name: replace(hosts[name], release=release, python=release.python)
+            for name, release in done.releases.items()
+        }
         if not all(host.has_code for host in self._hosts.values()):
             progress("sending lab's code")
             self.each(self._send_code)
-
-    def _check_machines(self) -> None:
-        seen: dict[str | None, str] = {}
-        for name, host in self._hosts.items():
-            other = seen.setdefault(host.identity, name)
-            if other != name:
-                raise UsageError(
-                    f"{other} and {name} are the same machine: name it once, and give it more slots"
-                )
-
-    def _check_pythons(self) -> None:
-        """All ranks of a run need the same minor version."""
-        first, *others = self._hosts.items()
-        for name, host in others:
-            if _minor(host.version) != _minor(first[1].version):
-                raise LabError(
-                    f"{name} has Python {host.version} ({host.python}), and {first[0]} has "
-                    f"{first[1].version}: the ranks of a run need one version on all nodes. "
-                    f"Install Python {_minor(first[1].version)} there, name another one "
-                    "(ssh.python), or leave the node out"
-                )
 
     def _send_code(self, node: Node) -> None:
         host = self._hosts[node.name]
@@ -308,6 +308,21 @@ class SshTransport:
         """The interpreter of what was deployed there, else the topology's."""
         return [self.host(node).python]
 
+    def bring_back(self, run_dir: Path) -> None:
+        """See `Transport`. From a host whose connection was lost nothing comes.
+
+        Raises:
+            LabError: it cannot be written here, or does not come whole.
+        """
+
+        def bring(node: Node) -> None:
+            known = self._connections.get(node.name)
+            if known is not None and known.is_connected:
+                channel = SshChannel(known, remote_command(start_line(self.host(node).python)))
+                bring_back(channel, node.name, self.place(node, run_dir), run_dir)
+
+        self.each(bring)
+
     def address(self, node: Node) -> str:
         """What the topology says, else what ~/.ssh/config does, else the name."""
         if node.address is not None:
@@ -323,5 +338,12 @@ class SshTransport:
         return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
+def _check_machines(hosts: Mapping[str, Host]) -> None:
+    """Raises UsageError where two names mean one machine."""
+    seen: dict[str | None, str] = {}
+    for name, host in hosts.items():
+        other = seen.setdefault(host.identity, name)
+        if other != name:
+            raise UsageError(
+                f"{other} and {name} are the same machine: name it once, and give it more slots"
+            )

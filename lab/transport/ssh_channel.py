@@ -36,7 +36,7 @@ def remote_command(
     stays, as the parent, to tell of a signal as shells do: 128 + n.
 
     Args:
-        argv: the command.
+        argv: the command; where its path begins with `~/`, that is the home there.
         cwd: where it starts: the first of these folders that is there; none: the home.
         env: variables that it has beside the host's own. Others on the host can see them.
         folder: made before, if need be.
@@ -53,7 +53,9 @@ def remote_command(
     if path is not None:
         lines.append(f'export PYTHONPATH={quote(path)}"${{PYTHONPATH:+:$PYTHONPATH}}"')
     lines += [f"export {quote(f'{name}={value}')}" for name, value in (env or {}).items()]
-    lines += [shlex.join(argv), "exit $?"]
+    command, *arguments = argv
+    home, rest = ('"$HOME"/', command[2:]) if command.startswith("~/") else ("", command)
+    lines += [f"{home}{quote(rest)} {shlex.join(arguments)}", "exit $?"]
     return f"exec /bin/sh -c {quote('; '.join(lines))}"
 
 
