@@ -3,7 +3,7 @@
 # Built with BuildKit. Whatever the building machine has to hand in (a wheel folder, a CA bundle, a
 # pip configuration) lies in docker/local, which is mounted while a step runs and is in no layer.
 # Layers go from what changes least to what changes most: a change of lab's code costs seconds.
-FROM debian:bookworm-slim
+FROM debian:bookworm-slim AS torch
 
 # iproute2 has tc, for the links; setpriv (util-linux) is in the base already. /root is opened since
 # working directories keep their host path here, and some lie below it.
@@ -26,6 +26,17 @@ RUN --mount=type=bind,source=docker/local,target=/mnt/local \
 RUN --mount=type=bind,source=docker/local,target=/mnt/local \
     ./with-local pip install -r requirements.txt
 
+# A host of the Slurm cluster that `make slurm-lab` starts. No lab in it, as on anybody's cluster.
+FROM torch AS slurm
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        munge slurm-client slurmctld slurmd \
+    && rm -rf /var/lib/apt/lists/* /etc/munge/munge.key
+COPY docker/slurm-entrypoint /usr/local/bin/
+RUN chmod 755 /usr/local/bin/slurm-entrypoint
+ENTRYPOINT ["/usr/local/bin/slurm-entrypoint"]
+
+FROM torch AS node
 # What --requirements FILE adds; nothing but a comment otherwise. torch stays as it is. The file is
 # not copied: the address of an index may have a password in it.
 RUN --mount=type=bind,source=docker/local,target=/mnt/local \
