@@ -22,21 +22,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Do the exercises of these modules; rank 0 leaves each one's report as it is done.
 
     Returns:
-        The exit code; 1 where something was not as theory says.
+        The exit code; on rank 0 it is 1 where something was not as theory says.
     """
     parser = ArgumentParser("lab.lessons.worker", description="Exercises: see `lab lesson`.")
     parser.add_argument("modules", nargs="+", metavar="MODULE", help="with an exercise")
     parser.add_argument("--backend", choices=BACKENDS, default="auto")
     options = parser.parse_args(argv)
     folder = Path(os.environ.get("LAB_RUN_DIR") or ".")
-    ok = True
+    wrong = False
     try:
         with ranks(options.backend) as world:
             for name in options.modules:
                 module = import_module(name)
                 Notebook(world).say((module.__doc__ or name).partition("\n")[0])
                 report = perform(module.exercise, world)
-                ok = ok and report.ok
+                wrong = wrong or not report.ok
                 if world.is_main:
                     with atomic_file(folder / RESULT.format(module=name)) as file:
                         file.write(json.dumps(report.to_json()).encode())
@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LabError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return error.exit_code
-    return 0 if ok else EXIT_FAILURE
+    # Were it every rank's, `lab` would end rank 0 as another one's victim before it has reported.
+    return EXIT_FAILURE if wrong and world.is_main else 0
 
 
 if __name__ == "__main__":
