@@ -20,6 +20,7 @@ from lab.cli import (
     render,
     run,
     runs,
+    trust,
 )
 
 app = typer.Typer(
@@ -55,6 +56,7 @@ _add(_HERE, "gc", labs.gc)
 
 _HOSTS = "Hosts over SSH"
 _add(_HOSTS, "deploy", deploy.deploy)
+_add(_HOSTS, "trust", trust.trust)
 
 _BEFORE = "Look before you leap"
 _add(_BEFORE, "check", check.check)

@@ -118,6 +118,19 @@ def _record() -> Path:
     return Path(tempfile.gettempdir()) / f"multinode-lab-warm-{os.getuid()}"
 
 
+def running() -> int | None:
+    """The pid of this node's warm process, by its record; None: there is none of this user."""
+    from lab.node import processes
+
+    record = _record()
+    with contextlib.suppress(OSError, ValueError):
+        if record.stat().st_uid == os.getuid():
+            known = json.loads(record.read_text())
+            if processes.lives(known):
+                return int(known["pid"])
+    return None
+
+
 def peer_uid(connection: socket.socket) -> int:
     """Whose process is at the other end of a local socket (Linux)."""
     credentials = connection.getsockopt(
@@ -217,11 +230,9 @@ def _replace_predecessor(record: Path) -> None:
     """End the warm process that ran here before, by its recorded pid and start time."""
     from lab.node import processes
 
-    with contextlib.suppress(OSError, ValueError):
-        if record.stat().st_uid == os.getuid():
-            before = json.loads(record.read_text())
-            if processes.lives(before):
-                os.kill(before["pid"], signal.SIGTERM)
+    before = running()
+    if before is not None:
+        processes.signal_group(before, signal.SIGTERM)
     temporary = record.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(processes.this_process()))
     temporary.replace(record)

@@ -10,10 +10,10 @@ import hashlib
 import logging
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from fabric import Config, Connection
 from paramiko import PKey, RejectPolicy, SSHClient, SSHException
@@ -59,6 +59,16 @@ def fingerprint(key: PKey) -> str:
     """As ssh-keygen(1) prints it: SHA256 in base64."""
     digest = hashlib.sha256(key.asbytes()).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+class HostKey(NamedTuple):
+    """What a host showed for a key."""
+
+    key: PKey
+    known_in: Path | None
+    """The file that has it already."""
+    others: Sequence[tuple[Path, PKey]]
+    """Keys of the same kind that are known of this host, each with its file."""
 
 
 @dataclass(frozen=True)
@@ -163,13 +173,16 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
         """
         if self.is_connected:
             return
-        keys = self.client.get_host_keys()
-        keys.clear()
-        for _, key in self.known_hosts().keys(self.known_name):
-            if keys.lookup(self.known_name) is None or not keys.check(self.known_name, key):
-                keys.add(self.known_name, key.get_name(), key)
+        known = self.known_hosts()
         try:
-            super().open()
+            try:
+                self._expect(key for _, key in known.keys(self.known_name))
+                super().open()
+            except BadHostKeyException as error:
+                if known.file_of(self.known_name, error.key) is None:
+                    raise
+                self._expect([error.key])  # one of several that are known of it
+                super().open()
         except (OSError, SSHException, EOFError) as error:
             self.client.close()
             raise LabError(self.explain(error)) from error
@@ -177,6 +190,33 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
         assert transport is not None
         transport.set_keepalive(KEEP_ALIVE)
         _give_up_on_silence(transport.sock)
+
+    def _expect(self, keys: Iterable[PKey]) -> None:
+        """Have paramiko take these keys for the host's: the first of each kind."""
+        expected = self.client.get_host_keys()
+        expected.clear()
+        for key in keys:
+            if key.get_name() not in (expected.lookup(self.known_name) or {}):
+                expected.add(self.known_name, key.get_name(), key)
+
+    def offered_key(self) -> "HostKey":
+        """The key that the host shows; it is not logged in to.
+
+        Raises:
+            LabError: it cannot be reached.
+        """
+        self._expect([])
+        try:
+            super().open()
+        except UnknownHostKeyError as error:
+            known = list(self.known_hosts().keys(self.known_name))
+            others = [(p, k) for p, k in known if k.get_name() == error.key.get_name()]
+            return HostKey(error.key, next((p for p, k in known if k == error.key), None), others)
+        except (OSError, SSHException, EOFError) as error:
+            raise LabError(self.explain(error)) from error
+        finally:
+            self.client.close()
+        raise AssertionError("no key was expected, and one was accepted")
 
     def lost(self) -> str:
         """That it broke, and why, in one line."""
