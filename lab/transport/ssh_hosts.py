@@ -105,7 +105,7 @@ class SshHosts:
             return self._connections[node.name]
 
     def address(self, node: Node) -> str:
-        """How the others reach a node: the topology says, else ~/.ssh/config, else it is its name."""
+        """How others reach a node: as the topology says, else ~/.ssh/config, else by its name."""
         if node.address is not None:
             return node.address
         known: str = self._settings.config.base_ssh_config.lookup(node.name)["hostname"]
