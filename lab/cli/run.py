@@ -151,6 +151,12 @@ def run(
             show_default=False,
         ),
     ] = None,
+    no_deploy: Annotated[
+        bool,
+        typer.Option(
+            "--no-deploy", help="On ssh: refuse where the code on the hosts is not what is here."
+        ),
+    ] = False,
     rank: RankOption = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show only the verdict.")] = False,
     detach: Annotated[
@@ -202,7 +208,14 @@ def run(
         Prefixes({r.rank: r.node.name for r in loaded.ranks()}), () if quiet else shown
     )
     go = partial(
-        execute, loaded, job, grace=grace, timeout=limit, max_restarts=max_restarts, quiet=quiet
+        execute,
+        loaded,
+        job,
+        grace=grace,
+        timeout=limit,
+        max_restarts=max_restarts,
+        quiet=quiet,
+        deploy=not no_deploy,
     )
     if detach:
         start_detached(lambda started: _finish(go([console, started]), quiet))
@@ -248,6 +261,7 @@ def execute(
     max_restarts: int | None = None,
     stdin: "Stdin | None" = None,
     quiet: bool = False,
+    deploy: bool = True,
 ) -> "tuple[RunController, Verdict]":
     """Run a job to its end, with a progress line while its nodes come up, unless quiet.
 
@@ -266,4 +280,5 @@ def execute(
         timeout=timeout,
         max_restarts=max_restarts,
         stdin=stdin,
+        deploy=deploy,
     )

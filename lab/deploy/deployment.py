@@ -17,15 +17,20 @@ from typing import Protocol
 
 from lab.deploy.layout import Layout, Release
 from lab.deploy.packages import Environment, Packages, Platform
-from lab.deploy.tree import Tree, in_words, read_tree
+from lab.deploy.tree import Tree, read_tree
 from lab.deploy.visit import Message, Start, Visit
 from lab.errors import LabError
 from lab.topology import Node, Topology
+from lab.transport.base import Progress
 from lab.transport.cache import cache_folder
 from lab.transport.requirements import Requirements
 
 PARALLEL = 64
 """Hosts that are served at the same time."""
+
+
+SHORT_STEPS = ("connecting", "staged", "switched", "up to date", "checked", "failed")
+"""Those that are over as soon as they are said, or that an error speaks of."""
 
 
 class Watcher(Protocol):
@@ -36,6 +41,25 @@ class Watcher(Protocol):
 
     def warn(self, text: str) -> None:
         """Something that the user should know, in one line."""
+
+
+class Told:
+    """A watcher that passes on what takes time, for a progress line."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._last = ""
+
+    def step(self, node: str, words: str, done: int, total: int) -> None:
+        """See `Watcher`."""
+        line = f"{node}: {words}"
+        if words not in SHORT_STEPS and line != self._last:
+            self._last = line
+            self._progress(line)
+
+    def warn(self, text: str) -> None:
+        """See `Watcher`."""
+        self._progress(f"warning: {text}")
 
 
 @dataclass(frozen=True)
@@ -137,6 +161,7 @@ class _Deployment:
         self._visits: dict[str, Visit] = {}
         self._hosts: dict[str, Message] = {}
         self._environments: dict[str, Environment] = {}
+        self._packages = plan.packages
         self._outcome = Outcome(plan.tree.content)
         self._lock = threading.Lock()
 
@@ -215,9 +240,12 @@ class _Deployment:
                     f"a run need one version on all nodes. Name another one (ssh.python), or leave "
                     "the node out"
                 )
+        current = self._hosts[first.name]["current"]
+        if current is not None:
+            self._packages = self._plan.packages.as_before(current["requirements"])
         for node in self._plan.topology.nodes:
             platform = Platform.of(self._hosts[node.name])
-            self._environments[node.name] = self._plan.packages.environment(platform)
+            self._environments[node.name] = self._packages.environment(platform)
 
     def _hello(self, node: Node) -> None:
         self._watcher.step(node.name, "connecting", 0, 0)
@@ -257,7 +285,7 @@ class _Deployment:
             environment = self._environments[node.name]
             if environment.key not in host["environments"]:
                 self._watcher.step(node.name, "fetching packages", 0, 0)
-                self._environments[node.name] = self._plan.packages.fetch(Platform.of(host))
+                self._environments[node.name] = self._packages.fetch(Platform.of(host))
 
     def _stage(self, node: Node) -> None:
         visit, environment = self._visits[node.name], self._environments[node.name]
@@ -273,7 +301,7 @@ class _Deployment:
         files = f"sending {len(wanted)} file{'s' * (len(wanted) != 1)}"
         sent += visit.send_files(wanted, self._plan.tree.sources, files)
         visit.expect("staged")
-        self._watcher.step(node.name, f"staged ({in_words(sent)} sent)", sent, sent)
+        self._watcher.step(node.name, "staged", sent, sent)
         with self._lock:
             self._outcome.sent += sent
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +84,19 @@ class Environment:
     """Whether the packages of the host's own Python are in it."""
     folder: Path
     """Where the wheels are, on this machine."""
+    requirements: Requirements | None = None
+    """What the user wants in it."""
     wheels: tuple[Wheel, ...] = ()
 
     def as_data(self) -> dict[str, Any]:
         """As the program on the host takes it."""
-        return {"key": self.key, "own": self.own, "wheels": [asdict(one) for one in self.wheels]}
+        wanted = self.requirements
+        return {
+            "key": self.key,
+            "own": self.own,
+            "wheels": [asdict(one) for one in self.wheels],
+            "requirements": None if wanted is None else [str(wanted.path), *wanted.lines],
+        }
 
 
 @dataclass(frozen=True)
@@ -99,7 +107,7 @@ class Packages:
     """Its version."""
     pinned: str
     """The rest, as pip takes it."""
-    requirements: Requirements | None = field(default=None)
+    requirements: Requirements | None = None
     """What the user wants on top."""
 
     @classmethod
@@ -110,13 +118,20 @@ class Packages:
         assert version is not None
         return cls(version[1], asset("docker/requirements.txt").read_text(), requirements)
 
+    def as_before(self, deployed: Sequence[str] | None) -> "Packages":
+        """With the requirements of the version in use, where the user has named none now."""
+        if self.requirements is not None or deployed is None:
+            return self
+        path, *lines = deployed
+        return replace(self, requirements=Requirements(Path(path), tuple(lines)))
+
     def environment(self, platform: Platform) -> Environment:
         """Which environment a platform needs; its wheels are not known yet."""
         own = platform.torch is not None
         lines = [*asdict(platform).values(), self._wanted_beside if own else self._wanted]
         text = "\0".join(str(line) for line in lines)
         key = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return Environment(key, own, cache_folder() / "wheels" / key)
+        return Environment(key, own, cache_folder() / "wheels" / key, self.requirements)
 
     @property
     def _wanted_beside(self) -> str:
@@ -139,7 +154,7 @@ class Packages:
             self._fetch(bare, platform)
         found = json.loads(index.read_text()) if index.exists() else []
         wheels = tuple(Wheel(**wheel) for wheel in found)
-        return Environment(bare.key, bare.own, bare.folder, wheels)
+        return replace(bare, wheels=wheels)
 
     def _fetch(self, environment: Environment, platform: Platform) -> None:
         if not platform.glibc:

@@ -26,18 +26,19 @@ def execute(
     max_restarts: int | None = None,
     stdin: Stdin | None = None,
     prepare: Callable[[Path], None] | None = None,
+    deploy: bool = True,
 ) -> tuple[RunController, Verdict]:
     """Run a job to its end.
 
     `progress` is told what is done while the nodes come up; `stdin` is what rank 0 may read;
-    `prepare` gets the run directory before anything is started.
+    `prepare` gets the run directory before anything is started; `deploy`: see `transport_for`.
 
     Raises:
         UsageError: a limit is no such number.
         LabError: it could not be started.
     """
     _check_limits(grace, timeout, max_restarts)
-    transport = transport_for(topology, job.cwd, job.requirements)
+    transport = transport_for(topology, job.cwd, job.requirements, deploy=deploy)
     controller = RunController(
         topology, job, transport, listeners, grace, timeout, max_restarts, stdin
     )

@@ -13,6 +13,8 @@ from typing import Any
 
 from lab.deploy.host.files import Entry, keep_unknown, stamp
 
+FORMAT = 1
+"""Of release.json: another one is of another version of lab, and no version to us."""
 KEPT = 3
 """Versions that stay: the one in use and those before it."""
 ROLLED_BACK = "rolled-back"
@@ -59,7 +61,7 @@ class Project:
             release = self.folder / link.readlink()
         except OSError:
             return None
-        return release if (release / "release.json").exists() else None
+        return release if self._is_whole(release) else None
 
     def describe(self) -> dict[str, Any] | None:
         """The version in use, and whether it is as it was put there."""
@@ -71,6 +73,7 @@ class Project:
             "release": str(release),
             "content": written["content"],
             "environment": written["environment"],
+            "requirements": written["requirements"],
             "intact": all(
                 stamp(release / "code" / path) == as_put
                 for path, as_put in written["stamps"].items()
@@ -102,7 +105,7 @@ class Project:
         return release
 
     def finish(
-        self, release: Path, content: str, environment: str, entries: Sequence[Entry]
+        self, release: Path, content: str, environment: dict[str, Any], entries: Sequence[Entry]
     ) -> None:
         """Write down what is in a version whose files are all there: now it may be used."""
         code, before = release / "code", self.current
@@ -110,8 +113,10 @@ class Project:
             known = {entry["path"] for entry in self.read(before)["entries"]}
             keep_unknown(before / "code", known, code)
         written = {
+            "format": FORMAT,
             "content": content,
-            "environment": environment,
+            "environment": environment["key"],
+            "requirements": environment["requirements"],
             "before": before.name if before else None,
             "entries": entries,
             "stamps": {entry["path"]: stamp(code / entry["path"]) for entry in entries},
@@ -137,7 +142,7 @@ class Project:
         """The version that a version has replaced, if it is still there."""
         name = self.read(release)["before"]
         before = self._releases / str(name)
-        return before if (before / "release.json").exists() else None
+        return before if self._is_whole(before) else None
 
     def roll_back(self, release: Path) -> None:
         """Use an older version again."""
@@ -149,6 +154,12 @@ class Project:
         new.unlink(missing_ok=True)
         new.symlink_to(release.relative_to(self.folder))
         new.rename(self.folder / "current")
+
+    def _is_whole(self, release: Path) -> bool:
+        """Whether all was put there, in a way that this version of lab understands."""
+        with contextlib.suppress(OSError, ValueError):
+            return bool(self.read(release).get("format") == FORMAT)
+        return False
 
     def _rolled_back(self) -> str | None:
         try:
@@ -163,7 +174,7 @@ class Project:
         """What a deploy left that did not end."""
         (self.blobs / "partial").unlink(missing_ok=True)
         for path in self._all():
-            if not (path / "release.json").exists():
+            if not self._is_whole(path) and not _is_used(path):
                 shutil.rmtree(path)
 
 

@@ -94,7 +94,7 @@ class Session:
         left = place(entries, code, copies, project.blobs)
         assert not left
         (release / "venv").symlink_to(os.path.relpath(environment, release))
-        project.finish(release, message["content"], wanted["key"], entries)
+        project.finish(release, message["content"], wanted, entries)
         self._staged = release
         self._wire.send("staged")
         # Held until the controller has decided, so that nobody begins in between.
