@@ -30,8 +30,9 @@ def read_source(source: str | None = None) -> Source:
     """Find and read a topology.
 
     Args:
-        source: name of a preset, or path of a file (`./quad` for a file named like a preset).
-            None means lab.yaml in the current folder where there is one, else the preset quad.
+        source: name of a preset, or path of a file (`./quad` for a file named like a preset);
+            `mine` finds `mine.yaml`, too. None means lab.yaml in the current folder where there
+            is one, else the preset quad.
 
     Raises:
         TopologyError: no such preset or file, or a file that cannot be read as text.
@@ -42,6 +43,9 @@ def read_source(source: str | None = None) -> Source:
         file = resources.files("lab.topology").joinpath("presets", f"{source}.yaml")
         return Source(f"preset {source}", file.read_text(encoding="utf-8"), source)
     path = Path(source).expanduser()
+    if not path.suffix and path.name and not path.exists():
+        found = path.with_suffix(".yaml")
+        path = found if found.exists() else path
     return Source(source, _read(path, source), path.stem)
 
 

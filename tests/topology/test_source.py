@@ -38,6 +38,14 @@ def test_a_file_gives_the_topology_its_name_unless_it_says_another(folder: Path)
     assert names == ["big-one", "lab", "x"]
 
 
+def test_the_ending_of_a_file_may_be_left_out(folder: Path) -> None:
+    (folder / "mine.yaml").write_text("nodes: 3")
+    assert load_topology("mine").nnodes == 3
+    assert load_topology("mine").name == "mine"
+    (folder / "mine").write_text("nodes: 2")
+    assert load_topology("mine").nnodes == 2
+
+
 def test_a_file_named_like_a_preset_wants_its_path(folder: Path) -> None:
     (folder / "quad").write_text("nodes: 7\n")
     assert load_topology("quad").nnodes == 4
