@@ -16,6 +16,7 @@ from lab.cli import (
     labs,
     lesson,
     manage,
+    new,
     prove,
     render,
     run,
@@ -65,6 +66,7 @@ _add(_BEFORE, "build", build.build)
 
 _LEARN = "Learn and measure"
 _add(_LEARN, "prove", prove.prove)
+_add(_LEARN, "new", new.new)
 app.add_typer(bench.app, name="bench", rich_help_panel=_LEARN)
 app.add_typer(ckpt.app, name="ckpt", rich_help_panel=_LEARN)
 app.add_typer(lesson.app, name="lesson", rich_help_panel=_LEARN)
