@@ -1,5 +1,6 @@
 """Which topology is meant: a preset, a file, `lab.yaml` in the current folder, or `quad`."""
 
+import contextlib
 import difflib
 from dataclasses import dataclass
 from importlib import resources
@@ -42,11 +43,16 @@ def read_source(source: str | None = None) -> Source:
     if source in PRESETS:
         file = resources.files("lab.topology").joinpath("presets", f"{source}.yaml")
         return Source(f"preset {source}", file.read_text(encoding="utf-8"), source)
-    path = Path(source).expanduser()
-    if not path.suffix and path.name and not path.exists():
-        found = path.with_suffix(".yaml")
-        path = found if found.exists() else path
+    path = _with_ending(Path(source).expanduser())
     return Source(source, _read(path, source), path.stem)
+
+
+def _with_ending(path: Path) -> Path:
+    """`mine.yaml` for `mine`, where only that is there."""
+    with contextlib.suppress(OSError, ValueError):  # no name that a file can have
+        if path.name and not path.exists() and path.with_suffix(".yaml").exists():
+            return path.with_suffix(".yaml")
+    return path
 
 
 def _read(path: Path, source: str) -> str:
