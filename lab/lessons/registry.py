@@ -62,6 +62,7 @@ LESSONS = (
     Lesson("nccl-environment"),
     Lesson("methods"),
     Lesson("data-parallel"),
+    Lesson("fine-tuning"),
 )
 
 
