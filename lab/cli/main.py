@@ -13,6 +13,7 @@ from lab.cli import (
     check,
     ckpt,
     deploy,
+    hosts,
     labs,
     lesson,
     manage,
@@ -57,6 +58,7 @@ _add(_HERE, "gc", labs.gc)
 
 _HOSTS = "Hosts over SSH"
 _add(_HOSTS, "deploy", deploy.deploy)
+_add(_HOSTS, "hosts", hosts.hosts)
 _add(_HOSTS, "trust", trust.trust)
 
 _BEFORE = "Look before you leap"

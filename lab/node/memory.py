@@ -1,5 +1,7 @@
 """What the kernel says of this node's memory: its limit, and whom it killed for it."""
 
+from __future__ import annotations  # facts are also collected by old Pythons
+
 import contextlib
 from pathlib import Path
 
