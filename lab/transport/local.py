@@ -183,7 +183,12 @@ class LocalTransport:
         return str(ipaddress.IPv4Address("127.0.0.1") + rank)
 
     def default_env(self, node: Node) -> Mapping[str, str]:
-        """Gloo on the loopback interface: the host's name may stand for another, or for none."""
-        return {
-            "GLOO_SOCKET_IFNAME": node.interface or ("lo" if sys.platform == "linux" else "lo0")
-        }
+        """Gloo on the loopback interface: the host's name may stand for another, or for none.
+
+        And one thread for each rank where nodes share this machine: with one for each core, which
+        is torch's default, threads wait for each other's turn, and steps take ten times as long.
+        """
+        env = {"GLOO_SOCKET_IFNAME": node.interface or ("lo" if sys.platform == "linux" else "lo0")}
+        if self.topology.nnodes > 1:
+            env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+        return env
