@@ -15,7 +15,7 @@ import argparse
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from lab.errors import UsageError
 from lab.training.arguments import ArgumentParser, count, positive_float, positive_int
@@ -108,14 +108,15 @@ def training_arguments(program: str, description: str, defaults: Options) -> Arg
     """
     parser = ArgumentParser(program, description=description, argument_default=argparse.SUPPRESS)
 
-    def add(group: argparse._ArgumentGroup, name: str, said: str, **kind: object) -> None:
+    def add(group: argparse._ActionsContainer, name: str, said: str, **kind: object) -> None:
         default = getattr(defaults, name.lstrip("-").replace("-", "_"))
         shown = "" if default is None or default is False else f" ({default})"
         group.add_argument(name, help=said + shown, **kind)  # type: ignore[arg-type]  # argparse's own keywords
 
-    length = partial(add, parser.add_argument_group("length and batches"))
-    length("--epochs", "times through the training data", type=positive_int)
-    length("--steps", "instead of --epochs; then --..-every count steps", type=positive_int)
+    group = parser.add_argument_group("length and batches")
+    length, either = partial(add, group), partial(add, group.add_mutually_exclusive_group())
+    either("--epochs", "times through the training data", type=positive_int, action=_Epochs)
+    either("--steps", "instead of --epochs; then --..-every count steps", type=positive_int)
     length("--batch-size", "samples of a microbatch on each rank", type=positive_int)
     length("--accumulate", "microbatches of a step", type=positive_int)
     length("--global-batch", "samples of a step, whatever the world size", type=positive_int)
@@ -151,6 +152,19 @@ def training_arguments(program: str, description: str, defaults: Options) -> Arg
     output("--events", "file for JSON lines", type=Path)
     output("--tensorboard", "folder for TensorBoard", type=Path)
     return parser
+
+
+class _Epochs(argparse.Action):
+    """The length in epochs, also where the default is in steps."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        namespace.epochs, namespace.steps = values, None
 
 
 def microbatches(options: Options, world_size: int) -> int:

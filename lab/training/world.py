@@ -97,6 +97,10 @@ def join_world(
     importlib.import_module("torch._dynamo")
     if "RANK" in os.environ:
         dist.init_process_group(backend, timeout=timeout)
+        if backend == "gloo":
+            # Else a rank that refuses its options at once would be gone while another connects,
+            # which would then say that it lost a peer.
+            dist.barrier()
     elif group_of_one:
         store = dist.HashStore()  # type: ignore[attr-defined]  # public, absent from __all__
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)

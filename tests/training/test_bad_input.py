@@ -1,0 +1,128 @@
+"""What a training refuses, and what it says when the loss is not a number."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lab.training.mlp import main
+from lab.training.options import Options, microbatches
+from tests.ranks import RankPool
+from tests.training.training_jobs import dataset, train
+
+
+def test_a_global_batch_that_does_not_divide_says_which_would() -> None:
+    assert microbatches(Options(global_batch=96, batch_size=8), 4) == 3
+    with pytest.raises(
+        ValueError, match="--global-batch 100 does not divide among 4 ranks"
+    ) as error:
+        microbatches(Options(global_batch=100, batch_size=8), 4)
+    assert "make it 96 or 128" in str(error.value)
+    with pytest.raises(ValueError, match="make it 32, or"):
+        microbatches(Options(global_batch=20, batch_size=8), 4)
+    with pytest.raises(ValueError, match="--accumulate follows from --global-batch"):
+        microbatches(Options(global_batch=96, batch_size=8, accumulate=2), 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "samples", "message"),
+    [
+        ({}, 1, "UsageError: 1 samples are too few for 2 ranks"),
+        ({}, 0, "UsageError: 0 samples are too few for 2 ranks"),
+        ({"parallel": "none"}, 48, "UsageError: --parallel none on 2 ranks would train 2 models"),
+        ({"parallel": "zero2", "impl": "torch"}, 48, "UsageError: PyTorch has no zero2"),
+        ({"parallel": "fsdp", "impl": "minimal"}, 48, "UsageError: MinimalDDP is ddp only"),
+        ({"impl": "torch", "sync_batchnorm": True}, 48, "PyTorch's SyncBatchNorm needs a GPU"),
+        ({"global_batch": 9}, 48, "UsageError: --global-batch 9 does not divide"),
+    ],
+)
+def test_refused_on_every_rank(
+    ranks: RankPool, tmp_path: Path, options: dict[str, Any], samples: int, message: str
+) -> None:
+    for result in ranks.run(2, train, tmp_path, options, {"batchnorm": True}, dataset(samples)):
+        assert message in result.error
+        assert result.printed == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--accumulate 0", "argument --accumulate: '0' must be a whole number, at least 1"),
+        ("--steps 0", "argument --steps: '0' must be"),
+        ("--clip 0", "argument --clip: '0' must be a number above 0"),
+        ("--layers 0", "argument --layers: '0' must be"),
+        ("--on-nan ignore", "argument --on-nan: invalid choice: 'ignore'"),
+        ("--steps 3 --epochs 2", "argument --epochs: not allowed with argument --steps"),
+    ],
+)
+def test_wrong_arguments_end_with_one_line(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_loss_that_is_not_a_number_ends_it_and_names_step_and_rank(
+    ranks: RankPool, tmp_path: Path, parallel: str
+) -> None:
+    """Though it is found later, with the other steps of the table's line, and spreads by then."""
+    options = {"parallel": parallel, "steps": 12, "report_every": 6, "save_every": 6}
+    for result in ranks.run(2, train, tmp_path, options, None, None, None, {8: 1}):
+        assert "LabError: the loss at step 8 on rank 1 is not finite" in result.error
+        assert "--on-nan rollback" in result.error
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000006"]
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "zero2"])
+def test_rollback_goes_on_from_the_checkpoint_without_those_data(
+    ranks: RankPool, tmp_path: Path, parallel: str
+) -> None:
+    options = {
+        "parallel": parallel,
+        "steps": 12,
+        "save_every": 3,
+        "report_every": 2,
+        "on_nan": "rollback",
+    }
+    results = ranks.run(2, train, tmp_path, options, None, None, None, {5: 0})
+    assert [result.error for result in results] == ["", ""]
+    assert results[0].said == [
+        "the loss at step 5 on rank 0 is not finite: back to step 3, without these data"
+    ]
+    kinds = [(e["event"], e["step"]) for e in results[0].events if e["event"] in ("nan", "report")]
+    assert kinds == [
+        ("report", 2),
+        ("report", 4),
+        ("nan", 5),
+        *(("report", n) for n in (4, 6, 8, 10, 12)),
+    ]
+    assert all(torch.isfinite(value).all() for value in results[1].parameters.values())
+    saved = [e for e in results[0].events if e["event"] == "save"]
+    assert [e["step"] for e in saved] == [3, 6, 9, 12]
+
+
+def test_rollback_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    options = {"on_nan": "rollback", "save_every": 5}
+    error = train(tmp_path, options, poison={2: 0}).error
+    assert "step 2 on rank 0 is not finite, and there is no checkpoint to go back to" in error
+
+
+def test_a_training_that_always_diverges_is_given_up(tmp_path: Path) -> None:
+    options = {"on_nan": "rollback", "save_every": 1, "steps": 9}
+
+    result = train(tmp_path, options, poison=dict.fromkeys(range(3, 99), 0), poison_again=True)
+    assert "is not finite, after 3 times of going back" in result.error
+
+
+def test_events_are_json_also_of_a_training_that_ends_badly(tmp_path: Path) -> None:
+    train(tmp_path, {}, poison={3: 0})
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["start", "report", "report", "nan"]
+    assert (events[-1]["step"], events[-1]["rank"]) == (3, 0)

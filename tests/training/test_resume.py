@@ -1,0 +1,161 @@
+"""A training that is cut off and goes on is the one that was not, bit by bit."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from tests.ranks import RankPool
+from tests.training.training_jobs import Result, dataset, furthest, train
+
+DROPOUT = {"dropout": 0.4}
+STEPS = 17
+"""There are 6 steps an epoch of 8 samples, so epochs end at 6 and 12."""
+
+
+class Noisy(Dataset[tuple[Tensor, Tensor]]):
+    """Random numbers from everywhere on top of each sample, as augmentation draws them."""
+
+    def __len__(self) -> int:
+        return len(dataset())
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, target = dataset()[index]
+        noise = torch.randn(6) + random.random() + float(np.random.rand())
+        return inputs + noise, target
+
+
+def options(**more: Any) -> dict[str, Any]:
+    """Everything that a step can depend on: warm-up, schedule, Adam, clipping, accumulation."""
+    return {
+        "steps": STEPS,
+        "global_batch": 8,
+        "batch_size": 2,
+        "schedule": "cosine",
+        "warmup": 3,
+        "clip": 0.5,
+        "save_every": 4,
+        **more,
+    }
+
+
+def noisy(folder: Path, given: dict[str, Any], cut: int | None = None) -> Result:
+    """Train with dropout and augmentation."""
+    return train(folder, given, DROPOUT, Noisy(), cut)
+
+
+def cut_off(folder: Path, given: dict[str, Any], cut: int) -> Result:
+    """Be cut off after a step, without a word, and go on: the second part."""
+    assert noisy(folder, given, cut).error == ""
+    torch.manual_seed(0)
+    return noisy(folder, {**given, "resume": True})
+
+
+@pytest.mark.parametrize("cut", [5, 9, 16])
+@pytest.mark.parametrize(
+    ("parallel", "impl", "more"),
+    [
+        ("ddp", "ours", {}),
+        ("fsdp", "ours", {"asynchronous": True}),
+        ("zero2", "ours", {}),
+        ("fsdp", "torch", {}),
+    ],
+)
+def test_bitwise_the_same(
+    ranks: RankPool, tmp_path: Path, parallel: str, impl: str, more: dict[str, Any], cut: int
+) -> None:
+    given = options(parallel=parallel, impl=impl, **more)
+    whole = ranks.run(2, noisy, tmp_path / "whole", given)
+    rest = ranks.run(2, cut_off, tmp_path / "cut", given, cut)
+    assert [result.error for result in (*whole, *rest)] == [""] * 4
+    assert rest[0].losses == whole[0].losses[cut // 4 * 4 :]
+    for ours, theirs in zip(rest, whole, strict=True):
+        for name, value in theirs.parameters.items():
+            assert torch.equal(ours.parameters[name], value)
+
+
+@pytest.mark.parametrize(
+    ("size", "parallel", "impl"),
+    [(1, "none", "ours"), (4, "fsdp", "ours"), (2, "zero1", "torch"), (2, "fsdp", "torch")],
+)
+def test_on_other_ranks_and_in_another_wrapper(
+    ranks: RankPool, tmp_path: Path, size: int, parallel: str, impl: str
+) -> None:
+    """In the midst of the second epoch; a step has the same samples whoever takes them."""
+    given = options(parallel="ddp")
+    whole = ranks.run(2, train, tmp_path / "whole", given)[0]
+    first = ranks.run(2, train, tmp_path / "cut", given, None, None, 9)[0]
+    go_on = {**given, "parallel": parallel, "impl": impl, "resume": True}
+    rest = ranks.run(size, train, tmp_path / "cut", go_on)[0]
+    assert (whole.error, first.error, rest.error) == ("", "", "")
+    assert len(rest.losses) == STEPS - 8
+    assert furthest(rest.losses, whole.losses[8:]) < 1e-6
+
+
+def test_with_another_number_of_samples_a_step_no_sample_is_lost(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    given = {"steps": None, "epochs": 3, "batch_size": 4, "save_every": 1}
+    ranks.run(2, train, tmp_path, {**given, "parallel": "ddp"}, None, None, 7)  # epoch 1 is done
+    rest = ranks.run(1, train, tmp_path, {**given, "parallel": "none", "resume": True})[0]
+    assert rest.error == ""
+    ends = [(e["epoch"], e["step"]) for e in rest.events if e["event"] == "report"]
+    assert ends == [(2, 6 + 12), (3, 6 + 24)]
+
+
+def test_the_number_of_loading_processes_changes_nothing(tmp_path: Path) -> None:
+    given = options(batch_size=8, steps=4, save_every=0)
+    assert (
+        noisy(tmp_path / "0", given).losses == noisy(tmp_path / "2", {**given, "workers": 2}).losses
+    )
+
+
+def test_a_launcher_that_starts_again_has_it_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = options(batch_size=8)
+    train(tmp_path, given, cut=9)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert len(train(tmp_path, given).losses) == STEPS - 8
+
+
+def test_resume_without_a_checkpoint_begins_at_the_beginning(tmp_path: Path) -> None:
+    assert len(train(tmp_path, options(batch_size=8, resume=True)).losses) == STEPS
+
+
+def test_a_finished_training_has_nothing_left_to_do(tmp_path: Path) -> None:
+    given = options(batch_size=8)
+    whole = train(tmp_path, given)
+    again = train(tmp_path, {**given, "resume": True})
+    assert (again.error, again.losses) == ("", [])
+    for name, value in whole.parameters.items():
+        assert torch.equal(again.parameters[name], value)
+
+
+def test_a_new_training_leaves_the_old_checkpoints_alone(tmp_path: Path) -> None:
+    given = options(batch_size=8)
+    train(tmp_path, given)
+    old = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    second = train(tmp_path, {**given, "lr": 0.1, "steps": 4})
+    assert second.error == ""
+    assert any(f"{tmp_path / 'checkpoints'}.1" in line for line in second.said)
+    assert sorted(path.name for path in (tmp_path / "checkpoints.1").iterdir()) == old
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"seed": 1}, "with --seed 42, and this one has 1"), ({}, "with samples 48, and this one")],
+)
+def test_another_trainings_checkpoint_is_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    train(tmp_path, options(batch_size=8), cut=5)
+    data = None if change else dataset(40)
+    result = train(tmp_path, options(batch_size=8, resume=True, **change), data=data)
+    assert message in result.error
+    assert "--checkpoints FOLDER" in result.error

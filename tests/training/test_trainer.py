@@ -1,0 +1,162 @@
+"""The Trainer's numbers: the same training whatever the ranks, the wrapper and the microbatches."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks import RankPool
+from tests.training.training_jobs import Result, furthest, train
+
+WRAPPERS = [
+    ("ddp", "ours"),
+    ("ddp", "torch"),
+    ("ddp", "minimal"),
+    ("fsdp", "ours"),
+    ("fsdp", "torch"),
+    ("zero1", "ours"),
+    ("zero1", "torch"),
+    ("zero2", "ours"),
+]
+
+
+def equal(ours: Result, theirs: Result, tolerance: float = 1e-6) -> None:
+    """Same losses at every step and same weights at the end."""
+    assert (ours.error, theirs.error) == ("", "")
+    assert furthest(ours.losses, theirs.losses) <= tolerance
+    assert ours.parameters.keys() == theirs.parameters.keys()
+    for name, value in ours.parameters.items():
+        torch.testing.assert_close(value, theirs.parameters[name], atol=tolerance, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def one_process(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The reference: one rank that accumulates four microbatches, by options; kept."""
+    kept: dict[str, Result] = {}
+
+    def run(**options: Any) -> Result:
+        key = str(sorted(options.items()))
+        if key not in kept:
+            folder = tmp_path_factory.mktemp("one")
+            given = {"parallel": "none", "global_batch": 16, **options}
+            kept[key] = ranks.run(1, train, folder, given)[0]
+        return kept[key]
+
+    return run
+
+
+@pytest.mark.parametrize(("parallel", "impl"), WRAPPERS)
+def test_all_wrappers_train_as_one_process(
+    ranks: RankPool, tmp_path: Path, one_process: Any, parallel: str, impl: str
+) -> None:
+    options = {"parallel": parallel, "impl": impl, "global_batch": 16, "clip": 0.5}
+    results = ranks.run(2, train, tmp_path, options)
+    equal(results[0], one_process(clip=0.5))
+    for name, value in results[1].parameters.items():
+        assert torch.equal(value, results[0].parameters[name])
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "zero2"])
+def test_the_global_batch_makes_the_world_size_irrelevant(
+    ranks: RankPool, tmp_path: Path, one_process: Any, parallel: str, world_size: int
+) -> None:
+    options = {"parallel": parallel, "global_batch": 16}
+    equal(ranks.run(world_size, train, tmp_path, options)[0], one_process())
+
+
+@pytest.mark.parametrize(("parallel", "impl"), [("none", "ours"), *WRAPPERS])
+def test_accumulated_microbatches_are_one_larger_batch(
+    ranks: RankPool, tmp_path: Path, parallel: str, impl: str
+) -> None:
+    size = 1 if parallel == "none" else 2
+    given = {"parallel": parallel, "impl": impl}
+    several, one = (
+        ranks.run(size, train, tmp_path / str(k), {**given, "batch_size": 8 // k, "accumulate": k})
+        for k in (4, 1)
+    )
+    equal(several[0], one[0])
+
+
+@pytest.mark.parametrize(("parallel", "impl"), WRAPPERS)
+def test_clipping_is_by_the_norm_of_the_whole_gradient(
+    ranks: RankPool, tmp_path: Path, one_process: Any, parallel: str, impl: str
+) -> None:
+    """With plain SGD: Adam would not notice a factor."""
+    given = {"global_batch": 16, "clip": 0.05, "lr": 0.5, "steps": 3}
+    sgd = (None, None, None, None, False, {"optimizer": torch.optim.SGD})
+    alone, free = (
+        ranks.run(1, train, tmp_path / name, {**given, **more}, *sgd)[0]
+        for name, more in (("clipped", {}), ("free", {"clip": None}))
+    )
+    assert furthest(alone.losses, free.losses) > 1e-3, "the bound does not bind"
+    options = {**given, "parallel": parallel, "impl": impl}
+    equal(ranks.run(2, train, tmp_path / "ranks", options, *sgd)[0], alone)
+
+
+@pytest.mark.parametrize(("parallel", "impl"), WRAPPERS)
+def test_bfloat16_trains_alike_and_keeps_float32_weights(
+    ranks: RankPool, tmp_path: Path, one_process: Any, parallel: str, impl: str
+) -> None:
+    options = {"parallel": parallel, "impl": impl, "global_batch": 16, "precision": "bfloat16"}
+    result = ranks.run(2, train, tmp_path, options)[0]
+    assert {value.dtype for value in result.parameters.values()} == {torch.float32}
+    half = one_process(precision="bfloat16")
+    assert 1e-5 < furthest(half.losses, one_process().losses) < 0.02, "bfloat16 was not used"
+    assert furthest(result.losses, half.losses) < 1e-3
+
+
+@pytest.mark.parametrize(("parallel", "impl"), [("none", "ours"), *WRAPPERS])
+def test_activation_checkpointing_changes_nothing_but_memory(
+    ranks: RankPool, tmp_path: Path, parallel: str, impl: str
+) -> None:
+    """With dropout, whose random numbers the second forward must draw again."""
+    size = 1 if parallel == "none" else 2
+    given = {"parallel": parallel, "impl": impl, "accumulate": 2}
+    kept, again = (
+        ranks.run(
+            size,
+            train,
+            tmp_path / str(twice),
+            {**given, "activation_checkpointing": twice},
+            {"dropout": 0.3},
+        )
+        for twice in (False, True)
+    )
+    equal(again[0], kept[0], tolerance=0)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "zero2"])
+def test_synchronised_batchnorm_is_one_process_with_the_whole_batch(
+    ranks: RankPool, tmp_path: Path, parallel: str
+) -> None:
+    given = {"steps": 4, "sync_batchnorm": True}
+    alone = ranks.run(1, train, tmp_path / "1", {**given, "batch_size": 16}, {"batchnorm": True})
+    options = {**given, "batch_size": 8, "parallel": parallel}
+    equal(ranks.run(2, train, tmp_path / "2", options, {"batchnorm": True})[0], alone[0])
+
+
+def test_scores_are_means_over_all_held_out_samples(ranks: RankPool, tmp_path: Path) -> None:
+    """10 samples in batches of 4: on 1 rank 4 + 4 + 2, on 4 ranks 3, 3, 2 and 2."""
+    accuracies = []
+    for world_size, parallel in ((1, "none"), (3, "ddp"), (4, "fsdp"), (4, "zero2")):
+        options = {"parallel": parallel, "batch_size": 48 // 4 // world_size, "steps": 2}
+        folder = tmp_path / f"{world_size}-{parallel}"
+        events = ranks.run(world_size, train, folder, options)[0].events
+        accuracies.append([e["accuracy"] for e in events if e["event"] == "report"])
+    assert accuracies[1:] == [accuracies[0]] * 3
+    assert all(round(accuracy * 10) / 10 == accuracy for accuracy in accuracies[0])
+
+
+def test_each_rank_draws_its_own_dropout(ranks: RankPool, tmp_path: Path) -> None:
+    options = {"parallel": "ddp", "steps": 1}
+    first, second = ranks.run(2, random_numbers, tmp_path, options)
+    assert first != second
+    assert (first, second) == tuple(ranks.run(2, random_numbers, tmp_path, options))
+
+
+def random_numbers(folder: Path, options: dict[str, Any]) -> list[float]:
+    """What dropout would draw after a step."""
+    train(folder, options)
+    return torch.rand(3).tolist()

@@ -1,0 +1,148 @@
+"""Small trainings for tests: what a run did, step by step, to be compared with another's."""
+
+import contextlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from lab.parallel import FullyShardedDataParallel
+from lab.training.classification import classification_loss, correct
+from lab.training.options import Options
+from lab.training.order import Samples
+from lab.training.trainer import Trainer
+from lab.training.world import join_world
+
+SAMPLES = 48
+
+
+class Net(nn.Sequential):
+    """Two layers, with dropout if wanted."""
+
+    def __init__(self, dropout: float = 0.0, *, batchnorm: bool = False) -> None:
+        normal: list[nn.Module] = [nn.BatchNorm1d(16)] if batchnorm else []
+        # A bias before batch normalisation has no gradient but noise, of which Adam makes steps.
+        super().__init__(
+            nn.Linear(6, 16, bias=not batchnorm),
+            *normal,
+            nn.Tanh(),
+            nn.Dropout(dropout),
+            nn.Linear(16, 3),
+        )
+
+
+def dataset(samples: int = SAMPLES) -> TensorDataset:
+    """Three classes that six features tell apart."""
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(samples, 6, generator=generator)
+    return TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
+
+
+class CutOffError(Exception):
+    """The end of a training that is to go on later."""
+
+
+@dataclass
+class Result:
+    """What one rank saw."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """Rank 0's."""
+    printed: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    error: str = ""
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    """Whole ones."""
+
+    @property
+    def losses(self) -> list[float]:
+        """By step, where each was reported."""
+        return [event["loss"] for event in self.events if event["event"] == "report"]
+
+
+def whole_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Of any wrapper's model, on every rank."""
+    if isinstance(model, FullyShardedDataParallel):
+        with model.summon_full_params(model, writeback=False):
+            return {name: p.detach().clone() for name, p in model.named_parameters()}
+    whole: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        value: Any = parameter.detach()
+        value = value.full_tensor() if hasattr(value, "full_tensor") else value
+        whole[name.removeprefix("module.")] = value.clone()
+    return whole
+
+
+def train(
+    folder: Path,
+    options: dict[str, Any],
+    model: dict[str, Any] | None = None,
+    data: Samples | None = None,
+    cut: int | None = None,
+    poison: Mapping[int, int] | None = None,
+    poison_again: bool = False,
+    trainer: Mapping[str, Any] | None = None,
+) -> Result:
+    """Train on as many ranks as call it, saying the loss of each step.
+
+    Args:
+        folder: for checkpoints and events.
+        options: of the Trainer, less than usual.
+        model: arguments of `Net`.
+        data: default `dataset()`.
+        cut: be cut off after so many steps.
+        poison: rank by step that gets a loss which is not a number. Steps count from 1.
+        poison_again: also after it has gone back.
+        trainer: further arguments of the Trainer.
+    """
+    if dist.is_initialized():
+        dist.barrier()  # all have joined before one refuses and leaves
+    folder.mkdir(parents=True, exist_ok=True)
+    events = folder / "events.jsonl"
+    usual = {"steps": 6, "batch_size": 4, "lr": 1e-2, "save_every": 0, "events": events}
+    given = Options(**{**usual, "checkpoints": folder / "checkpoints", **options})
+    result = Result()
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), join_world() as world:
+        before = len(events.read_text().splitlines()) if events.exists() else 0
+        arguments = {"evaluate": correct, "scores": ("accuracy",), "held_out": dataset(10)}
+
+        def loss(model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+            if job.progress.step == cut:
+                raise CutOffError
+            mean, count = classification_loss(model, batch)
+            wrong = (poison or {}).get(job.progress.step + 1) == world.rank
+            wrong = wrong and (poison_again or job.rollbacks == 0)
+            return mean * float("nan") if wrong else mean, count
+
+        try:
+            job = Trainer(
+                lambda: Net(**(model or {})),
+                dataset() if data is None else data,
+                given,
+                world,
+                **{"loss": loss, **arguments, **(trainer or {})},
+            )
+            job.train()
+            result.parameters = whole_parameters(job.model)
+        except CutOffError:
+            job.checkpoints.finish()  # a real end would end the thread that writes as well
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            result.error = f"{type(error).__name__}: {error}"
+        if world.is_main and events.exists():
+            result.events = [json.loads(row) for row in events.read_text().splitlines()[before:]]
+    result.printed, result.said = out.getvalue().splitlines(), err.getvalue().splitlines()
+    return result
+
+
+def furthest(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The largest difference between two trainings' losses."""
+    assert len(ours) == len(theirs) > 0
+    return max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
