@@ -3,16 +3,18 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from lab.cli.console import progress_line
 from lab.cli.options import JsonOption, NodesOption, OnOption, SlotsOption, TopologyOption
+from lab.cli.output import write
 from lab.errors import UsageError
 
 if TYPE_CHECKING:
-    from lab.transport import Channel
+    from lab.topology import Topology
+    from lab.transport import Channel, Transport
 
 
 def up(
@@ -52,21 +54,66 @@ def down(
 
 
 def exec_(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")],
-    command: Annotated[
+    words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CMD]...", help="Default: a shell.", show_default=False),
+        typer.Argument(
+            metavar="NODE [CMD]...",
+            help="The node's name, and what to run there; default: a shell. With --all only CMD.",
+            show_default=False,
+        ),
     ] = None,
+    everywhere: Annotated[
+        bool,
+        typer.Option("--all", help="On all nodes; those that answer the same are shown as one."),
+    ] = False,
     topology: TopologyOption = None,
     on: OnOption = None,
 ) -> None:
-    """Run a command on one node, as the ranks' user and in the working directory."""
-    from lab.cli.terminal import bridge
+    """Run a command on one node, or on all, as the ranks' user and in the working directory.
+
+    The exit code is the command's; with --all the largest.
+    """
     from lab.topology import load_topology
+    from lab.transport import transport_for
+
+    loaded = load_topology(topology, on=on)
+    argv = words or []
+    if not everywhere:
+        if not argv:
+            raise UsageError("lab exec needs the name of a node, or --all and a command")
+        _exec_on_one(loaded, argv[0], _without_dashes(argv[1:]), topology)
+    argv = _without_dashes(argv)
+    if not argv:
+        raise UsageError("--all needs a command: lab exec --all CMD")
+    raise typer.Exit(_exec_on_all(transport_for(loaded, Path.cwd()), argv))
+
+
+def _without_dashes(argv: list[str]) -> list[str]:
+    """What follows --, as users of docker exec and kubectl exec write it."""
+    return argv[1:] if argv[:1] == ["--"] else argv
+
+
+def _exec_on_all(transport: "Transport", argv: list[str]) -> int:
+    from lab.transport.everywhere import grouped, run_everywhere
+
+    answers = run_everywhere(transport, argv)
+    for names, answer in grouped(answers):
+        if not answer.output and not answer.exit_code:
+            continue
+        end = f" (exit code {answer.exit_code})" if answer.exit_code else ""
+        reason = f": {answer.problem}" if answer.problem else ""
+        write(f"{names}{end}{reason}\n", sys.stdout)
+        if answer.output:
+            text = answer.output.decode("utf-8", "surrogateescape")
+            write("".join(f"  {line}\n" for line in text.splitlines()), sys.stdout)
+    return max(answer.exit_code for answer in answers.values())
+
+
+def _exec_on_one(loaded: "Topology", node: str, argv: list[str], topology: str | None) -> NoReturn:
+    from lab.cli.terminal import bridge
     from lab.transport import transport_for
     from lab.transport.local import LocalTransport
 
-    loaded = load_topology(topology, on=on)
     found = next((n for n in loaded.nodes if n.name == node), None)
     if found is None:
         names = ", ".join(n.name for n in loaded.nodes[:8])
@@ -74,9 +121,6 @@ def exec_(
     transport = transport_for(loaded, Path.cwd())
     if not transport.alive(found):
         raise UsageError(f"{node} is not up; bring it up with lab up -t {topology or loaded.name}")
-    argv = command or []
-    if argv[:1] == ["--"]:  # as users of docker exec and kubectl exec write it
-        argv = argv[1:]
     argv = argv or ["bash"]
     if isinstance(transport, LocalTransport):
         raise typer.Exit(transport.call(found, argv))
