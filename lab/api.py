@@ -170,8 +170,8 @@ def run(
         KeyboardInterrupt: Ctrl-C ended the run.
     """
     refuse_runs()
+    from lab.batch.execute import execute
     from lab.runs.call import Call
-    from lab.runs.execute import execute
     from lab.runs.job import Job
 
     loaded = _topology(topology, nodes, slots, on, backend)
@@ -206,7 +206,7 @@ def run(
         job = Job.from_command_line(call.words, topology=loaded, cwd=here, **settings)
 
     listeners, progress = _console(loaded, quiet)
-    controller, verdict = execute(
+    run_directory, verdict = execute(
         loaded,
         job,
         progress,
@@ -216,7 +216,7 @@ def run(
         max_restarts=max_restarts,
         prepare=None if call is None else call.write,
     )
-    directory = controller.directory.path
+    directory = run_directory.path
     if verdict.kind == "ok":
         results = () if call is None else call.results(directory, loaded.world_size)
         return RunResult(results, verdict, directory)

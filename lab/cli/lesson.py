@@ -139,15 +139,15 @@ def _run(lessons: list[Lesson], topology: "Topology", *, quiet: bool) -> list[Ou
     words = ["lab.lessons.worker", "--backend", topology.resolved_backend(), *modules]
     job = Job.from_command_line(words, module=True, topology=topology, cwd=Path.cwd())
     console = RunConsole(Prefixes({rank.rank: rank.node.name for rank in topology.ranks()}))
-    controller, verdict = execute(topology, job, [] if quiet else [console])
+    directory, verdict = execute(topology, job, [] if quiet else [console])
     if verdict.kind == "interrupted":
         print_verdict(verdict)
         raise typer.Exit(verdict.exit_code)
     outcomes = []
     for lesson in lessons:
-        data = controller.directory.read_json(RESULT.format(module=lesson.module))
+        data = directory.read_json(RESULT.format(module=lesson.module))
         report = None if data is None else Report.from_json(data)
-        outcomes.append(Outcome(lesson, controller.directory.id, report, verdict.summary))
+        outcomes.append(Outcome(lesson, directory.id, report, verdict.summary))
         if report is None:
             break
     # The exit code must follow from the reports: else something else went wrong as well.

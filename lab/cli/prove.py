@@ -148,8 +148,8 @@ def _run(
         file=sys.stderr,
     )
     # With --json stdout is for one document: what ranks print stays in the run directory.
-    controller, verdict = execute(topology, job, [] if quiet else [console])
-    path = controller.directory.path / "prove.json"
+    directory, verdict = execute(topology, job, [] if quiet else [console])
+    path = directory.path / "prove.json"
     found = None
     if path.is_file():
         found = kind.from_json(json.loads(path.read_text(encoding="utf-8")))

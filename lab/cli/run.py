@@ -34,7 +34,7 @@ from lab.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lab.runs import Job, Listener, RunController, Verdict
+    from lab.runs import Job, Listener, RunDirectory, Verdict
     from lab.runs.stdin import Stdin
     from lab.topology import Topology
 
@@ -229,11 +229,10 @@ def run(
     raise typer.Exit(_finish(go([console], stdin=stdin), quiet))
 
 
-def _finish(outcome: "tuple[RunController, Verdict]", quiet: bool) -> int:
-    controller, verdict = outcome
+def _finish(outcome: "tuple[RunDirectory, Verdict]", quiet: bool) -> int:
+    directory, verdict = outcome
     if not quiet:
-        where = controller.directory.path.relative_to(controller.job.cwd)
-        say(f"lab: logs and verdict are in {where}")
+        say(f"lab: logs and verdict are in {directory.path.relative_to(Path.cwd())}")
     print_verdict(verdict)
     return verdict.exit_code
 
@@ -262,13 +261,13 @@ def execute(
     stdin: "Stdin | None" = None,
     quiet: bool = False,
     deploy: bool = True,
-) -> "tuple[RunController, Verdict]":
+) -> "tuple[RunDirectory, Verdict]":
     """Run a job to its end, with a progress line while its nodes come up, unless quiet.
 
     Raises:
         LabError: it could not be started.
     """
-    from lab.runs.execute import execute
+    from lab.batch.execute import execute
 
     progress = nullcontext(_say_nothing) if quiet else progress_line()
     return execute(

@@ -32,7 +32,8 @@ class RunDirectory:
     """`runs/<id>/`: topology.yaml, job.json, state.json, events.jsonl, verdict.json and the logs.
 
     state.json is `{"state": "running" | "finished", ...}`; a run whose controller has died without
-    a word stays `running` there, and `state` says `died`.
+    a word stays `running` there, and `state` says `died`. A run that is a job of a batch system has
+    no controller: it is running until somebody who asks after the job notes its end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -169,6 +170,11 @@ class RunDirectory:
             (self.path / RESERVE).unlink(missing_ok=True)
             write_json(self.path / "verdict.json", verdict.to_json())
             self._write_state(**self.info() | end)
+
+    def note(self, **facts: Any) -> None:
+        """Add to what state.json says of the run."""
+        with explained(self.path):
+            self._write_state(**self.info() | facts)
 
     def _write_state(self, **info: Any) -> None:
         write_json(self.path / "state.json", info)

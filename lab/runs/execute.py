@@ -1,4 +1,4 @@
-"""One job on one topology, from here to its verdict: what the command and the API share."""
+"""One job on nodes that a controller drives, from here to its verdict."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lab.errors import UsageError
 from lab.runs.controller import RunController
+from lab.runs.directory import RunDirectory
 from lab.runs.job import Job
 from lab.runs.listener import Listener
 from lab.runs.stdin import Stdin
@@ -27,7 +28,7 @@ def execute(
     stdin: Stdin | None = None,
     prepare: Callable[[Path], None] | None = None,
     deploy: bool = True,
-) -> tuple[RunController, Verdict]:
+) -> tuple[RunDirectory, Verdict]:
     """Run a job to its end.
 
     `progress` is told what is done while the nodes come up; `stdin` is what rank 0 may read;
@@ -44,7 +45,7 @@ def execute(
     )
     with progress as tell:
         controller.up(tell, prepare)
-    return controller, controller.run()
+    return controller.directory, controller.run()
 
 
 def _check_limits(grace: float | None, timeout: float | None, max_restarts: int | None) -> None:

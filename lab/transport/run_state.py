@@ -23,6 +23,8 @@ def run_state(run: Path) -> RunState | None:
         info = json.loads((run / "state.json").read_text())
         if info["state"] != "running":
             return "finished"
+        if "slurm" in info:  # nobody on this machine looks after it
+            return "running"
         return "running" if lives(info["controller"]) else "died"
     except (FileNotFoundError, NotADirectoryError):
         return None

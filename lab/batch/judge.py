@@ -1,0 +1,99 @@
+"""How a job ended, from what its ranks and Slurm have told."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from signal import Signals
+
+from lab.batch.slurm import JobState
+from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_TIMEOUT
+from lab.node.protocol import Message
+from lab.runs.failures import Failures
+from lab.runs.verdict import Failure, Kind, Verdict
+from lab.topology import Topology
+
+ENDED_BY_SRUN = (Signals.SIGTERM, Signals.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Told:
+    """All that is known of a job that is over."""
+
+    topology: Topology
+    events: Sequence[Message]
+    """Of the ranks since they last began, in the order of their happening."""
+    job: JobState
+    code: int | None
+    """Of the job script; None: it was ended, too."""
+    words: str
+    """The last line of the job's own output."""
+
+
+def judge(told: Told) -> Verdict:
+    """The verdict: the first real failure, as on any other place."""
+    failures, ended = Failures(), set[int]()
+    at: dict[int, float] = {}  # by rank: its last event
+    first_exit = False
+    for message in told.events:
+        rank, node = message["rank"], message["node"]
+        at[rank] = message["at"]
+        if message["type"] == "exception":
+            failures.on_exception(node, message)
+        elif message["type"] == "context":
+            failures.on_context(node, message)
+        elif message["type"] == "exit" and message["code"] != 0:
+            if message["signal"] in ENDED_BY_SRUN and first_exit:
+                ended.add(rank)  # srun ends the others when one has failed
+            else:
+                failures.on_exit(node, message)
+            first_exit = True
+    seconds = round(max(at.values()) - min(m["at"] for m in told.events), 3) if at else 0.0
+    silent = _silent(told)
+    first = _first(told, failures, silent)
+    if first is not None:
+        return Verdict(
+            first.kind,
+            first.exit_code,
+            str(first),
+            first,
+            victims=failures.victims,
+            others=failures.others,
+            ended=tuple(sorted((ended | silent.keys()) - {first.rank})),
+            seconds=seconds,
+        )
+    kind, code, summary = _without_failure(told)
+    return Verdict(kind, code, summary, ended=tuple(sorted(silent)), seconds=seconds)
+
+
+def _silent(told: Told) -> Mapping[int, str]:
+    """Ranks that began and have not told of their end, and their nodes."""
+    began = {m["rank"]: m["node"] for m in told.events if m["type"] == "started"}
+    ended = {m["rank"] for m in told.events if m["type"] == "exit"}
+    return {rank: node for rank, node in began.items() if rank not in ended}
+
+
+def _first(told: Told, failures: Failures, silent: Mapping[int, str]) -> Failure | None:
+    """The first real failure; a rank without a last word where nobody else has failed by itself."""
+    first = failures.first
+    if first is not None and not first.looks_like_victim:
+        return first
+    if told.job.state in ("CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE") or not silent:
+        return first
+    rank, node = min(silent.items())
+    if told.job.state == "OUT_OF_MEMORY":
+        return Failure(rank, node, "signal", 128 + Signals.SIGKILL, message=str(told.job))
+    return Failure(rank, node, "node-lost", EXIT_FAILURE, message=f"the node is gone: {told.job}")
+
+
+def _without_failure(told: Told) -> tuple[Kind, int, str]:
+    """Kind, exit code and one line where no rank has failed."""
+    if told.job.state in ("TIMEOUT", "DEADLINE"):
+        return "timeout", EXIT_TIMEOUT, f"the job {told.job}"
+    if told.job.state in ("CANCELLED", "PREEMPTED"):
+        return "interrupted", EXIT_INTERRUPTED, f"the job {told.job}"
+    ranks = {message["rank"] for message in told.events if message["type"] == "exit"}
+    if told.code == 0 and ranks:
+        return "ok", 0, f"{len(ranks)} rank{'s' * (len(ranks) > 1)} ended well"
+    if told.code == 0 or not ranks:
+        words = f": {told.words}" if told.words else ""
+        return "not-started", told.code or EXIT_FAILURE, f"no rank has begun{words}; {told.job}"
+    return "lab-error", told.code or EXIT_FAILURE, f"all ranks ended well, and the job {told.job}"

@@ -1,0 +1,131 @@
+"""Where Slurm's commands run: on this machine, or on a login node.
+
+    slurm.login: (nothing)          here
+    slurm.login: cluster            a host, as ssh knows it
+    slurm.login: docker:NAME        a container: the login node of the lab's own cluster
+
+Runs are in the working directory, so wherever that is, the path must be the same on both.
+"""
+
+import os
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from lab.errors import LabError
+
+TIMEOUT = 60
+"""Seconds for one command: a busy slurmctld may take its time."""
+CONTAINER = "docker:"
+NO_CONTAINER = ("Error: No such container", "Error response from daemon")
+
+
+class Answer(NamedTuple):
+    """What a command said."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Login(Protocol):
+    """Runs commands where Slurm's are."""
+
+    def run(self, argv: Sequence[str], cwd: Path) -> Answer:
+        """Run a command to its end.
+
+        Raises:
+            LabError: it cannot be started, or does not end.
+        """
+        ...
+
+
+def login_of(login: str | None) -> Login:
+    """The place that `slurm.login` names."""
+    if login is None:
+        return Here()
+    if login.startswith(CONTAINER):
+        return Container(login.removeprefix(CONTAINER))
+    return Ssh(login)
+
+
+class Here:
+    """This machine is a login node."""
+
+    def run(self, argv: Sequence[str], cwd: Path) -> Answer:
+        """See `Login`."""
+        return _answer(argv, cwd, missing=argv[0])
+
+
+class Ssh:
+    """A host that ssh reaches, by the ssh command and so with all of the user's own settings."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+
+    def run(self, argv: Sequence[str], cwd: Path) -> Answer:
+        """See `Login`. Never asks for anything: a password or a host's key is the user's affair."""
+        command = f"cd {shlex.quote(str(cwd))} && exec {shlex.join(argv)}"
+        options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=15"]
+        answer = _answer(["ssh", *options, "--", self._host, command], Path.cwd(), missing="ssh")
+        if answer.code == 255:
+            raise LabError(
+                f"slurm.login: ssh {self._host} fails: {_last(answer.err)}; try it by hand"
+            )
+        return answer
+
+
+class Container:
+    """A container of this machine's engine."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def run(self, argv: Sequence[str], cwd: Path) -> Answer:
+        """See `Login`. As the owner of the folder, whose jobs these are."""
+        owner = cwd.stat()
+        where = [f"--user={owner.st_uid}:{owner.st_gid}", f"--workdir={cwd}"]
+        answer = _answer(
+            ["docker", "exec", *where, self._name, *argv], Path.cwd(), missing="docker"
+        )
+        if answer.code != 0 and answer.err.startswith(
+            ("Error: No such container", "Error respons")
+        ):
+            raise LabError(
+                f"slurm.login: the container {self._name} is not there: make slurm-lab starts it"
+            )
+        return answer
+
+
+def _answer(argv: Sequence[str], cwd: Path, missing: str) -> Answer:
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=cwd,
+            env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        cure = (
+            "call lab on a login node of the cluster, or name one in the topology: slurm.login"
+            if missing not in ("ssh", "docker")
+            else "install it"
+        )
+        raise LabError(f"{missing} is not on PATH: {cure}") from error
+    except subprocess.TimeoutExpired as error:
+        raise LabError(
+            f"{argv[0]} does not answer within {TIMEOUT} s: {shlex.join(argv)}"
+        ) from error
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def _last(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it says nothing"

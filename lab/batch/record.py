@@ -1,0 +1,109 @@
+"""What the ranks of a job have written into the run directory, read as it grows.
+
+See `lab.node.task` for what they write: nobody tells us, since nobody drives the job.
+"""
+
+import codecs
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from lab.node.protocol import Message
+from lab.node.task import EVENTS
+from lab.topology import Topology
+
+
+class Tail:
+    """A file that others append to, which may not be there yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> bytes:
+        """What is new."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return b""
+        self._offset += len(data)
+        return data
+
+
+class RankRecord:
+    """The files of one rank."""
+
+    def __init__(self, folder: Path, node: str, rank: int) -> None:
+        self.node = node
+        self.rank = rank
+        self._logs = {stream: Tail(folder / f"rank{rank}.{stream}") for stream in ("out", "err")}
+        self._decoders = {
+            stream: codecs.getincrementaldecoder("utf-8")("surrogateescape")
+            for stream in self._logs
+        }
+        self._events = Tail(folder / f"rank{rank}.{EVENTS}")
+        self._partial = b""
+
+    def logs(self) -> Iterable[tuple[str, str]]:
+        """New output: stream and text."""
+        for stream, tail in self._logs.items():
+            text = self._decoders[stream].decode(tail.read())
+            if text:
+                yield stream, text
+
+    def events(self) -> list[Message]:
+        """New messages."""
+        *lines, self._partial = (self._partial + self._events.read()).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+
+class Record:
+    """All ranks of a job."""
+
+    def __init__(self, run: Path, topology: Topology) -> None:
+        elastic = topology.min_nodes is not None and topology.min_nodes < topology.nnodes
+        nodes = [node.name for node in topology.nodes]
+        self._ranks = [
+            RankRecord(run / name, name, rank.rank)
+            for rank in topology.ranks()
+            # With fewer nodes than asked for, torchrun numbers them as they come.
+            for name in (nodes if elastic else [rank.node.name])
+        ]
+        self.restart = -1
+        """How often the job has begun again, as far as its ranks have told."""
+        self.events: list[Message] = []
+        """Of the ranks since they last began, in the order of their happening."""
+
+    def read(
+        self,
+        log: Callable[[str, int, str, str], Any],
+        event: Callable[[Message], Any],
+    ) -> None:
+        """Hand on what is new: output first, since a rank wrote it before it ended."""
+        new: list[dict[str, Any]] = []
+        for rank in self._ranks:
+            # Asked for before the output: what was written before an event is read with it.
+            events = rank.events()
+            for stream, text in rank.logs():
+                log(rank.node, rank.rank, stream, text)
+            new += events
+        for message in sorted(new, key=lambda message: float(message["at"])):
+            if message["type"] == "started" and message["restart"] > self.restart:
+                self.restart = message["restart"]
+                self.events = []
+            self.events.append(message)
+            event(message)
+        self.events.sort(key=lambda message: float(message["at"]))
+
+    @property
+    def started(self) -> set[int]:
+        """Ranks that have begun, this time."""
+        return {m["rank"] for m in self.events if m["type"] == "started"}
+
+    @property
+    def ended(self) -> set[int]:
+        """Ranks that have ended, this time."""
+        return {m["rank"] for m in self.events if m["type"] == "exit"}
