@@ -27,7 +27,7 @@ Theory
     All-reduce is reduce-scatter and all-gather. ZeRO and FSDP use the two halves by themselves.
 
 Read
-    lab/parallel/algorithms.py, all of them in a page or three; lab/parallel/collectives.py.
+    lab/parallel/algorithms.py: each in about ten lines; lab/parallel/collectives.py.
 """
 
 import sys

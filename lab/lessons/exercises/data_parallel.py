@@ -1,4 +1,4 @@
-"""Why not torch.nn.DataParallel.
+"""Why not torch.nn.DataParallel: what it copies, what it loses, where it ends.
 
 Exercise
     torch.nn.DataParallel needs one line and no launcher. Do by hand what it does in each forward:
@@ -13,7 +13,7 @@ Theory
       shared: each rank receives 2 (N-1)/N S and sends as many, N/2 times less;
     - device 0 has the optimiser, all inputs and all outputs as well: memory ends there first;
     - what forward writes into the module is written into a copy, and gone after it: a counter
-      stays at 0;
+      stays at 0. Only what changes buffers in place stays, and of device 0's samples alone;
     - N threads of one Python process take turns at whatever is not inside a kernel (the global
       interpreter lock); N processes do not;
     - one process is on one machine. It never spans two nodes.

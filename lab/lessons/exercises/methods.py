@@ -12,19 +12,18 @@ Theory
         zero1              2 S + 2S/N  3         states do not fit, and gradients must stay whole:
                                                  for hooks on them or torch's clip_grad_norm_
         zero2              S + 3S/N    2         states or gradients do not fit
-        fsdp, no reshard   4 S/N       2         between two steps nothing else fits, but in a step
-                                                 whole parameters do
+        fsdp, no reshard   4 S/N       2         whole parameters fit, but not beside gradients on
+                                                 their way
         fsdp               4 S/N       3         whole parameters do not fit
 
     - All compute the same: what differs is where things are, and so the order of sums (1e-7).
-    - ZeRO 1 and FSDP pay for memory with half as many bytes again. ZeRO 2 does not: it sends one
-      half of DDP's all-reduce, for gradients, and then the other, for parameters; but that second
-      half comes after the step, where no backward hides it.
+    - ZeRO 1 and FSDP pay for memory with half as many bytes again: an all-gather of parameters
+      beside what DDP sends. ZeRO 2 does not: it needs one half of DDP's all-reduce for gradients
+      and the other for parameters. But these come after the step, where no backward hides them.
     - FSDP sends more and smaller messages, so a slow network's latency hits it first. Units should
       be large enough to hide a gather behind another unit's computation, and small enough for two
       to fit beside the shards.
-    - With K microbatches a step DDP and ZeRO still average once; FSDP gathers for each.
-
+    - With K microbatches a step DDP and ZeRO average once (`no_sync`), but FSDP gathers for each.
     - The peak is what is kept and what is under way: in ZeRO 2 the gradients on their way out and
       the parts that come in, in FSDP the units around the one that computes.
 

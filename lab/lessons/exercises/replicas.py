@@ -2,8 +2,8 @@
 
 Exercise
     Data parallelism keeps one model on N ranks by two acts: a broadcast before the first step, and
-    an average of the gradients in each. Leave one of them out. Nothing fails, and every loss falls.
-    Compare a checksum of the parameters after each step.
+    an average of the gradients in each. Leave one of them out: nothing fails. Compare a checksum of
+    the parameters after each step.
 
 Theory
     - With both, equal at step 0 and the same update on every rank: equal for ever, bit by bit.
@@ -16,7 +16,8 @@ Theory
     - No all-reduce, and no sampler, so that all ranks draw the same samples: equal for ever, and
       useless. N ranks compute what one of them would have.
 
-    Checksums find the first fault and the third. The last is seen in the samples alone.
+    Of these four faults checksums find the first and the third. Give each rank a seed of its own to
+    find the second, and compare the ranks' samples to find the last.
 
 Read
     lab/parallel/minimal.py; lab/parallel/replicas.py.
