@@ -125,7 +125,7 @@ class BatchRun:
         """
         record = Record(self.directory.path, self.topology)
         said = ""
-        while not record.started and self._ended() is None:
+        while not record.started and not self.has_ended:
             state = self.state()
             if not state.active:
                 return
@@ -148,6 +148,11 @@ class BatchRun:
             time.sleep(POLL)
         heard.close()
         return self._settle(record, state, ended, heard.last_lines)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job script has gone to its end, for which Slurm need not be asked."""
+        return self._ended() is not None
 
     def _ended(self) -> int | None:
         """What the job script ended with; None: it has not, or was ended."""
@@ -248,7 +253,10 @@ def refresh(runs: Sequence[RunDirectory]) -> None:
     batch = [BatchRun(run) for run in runs if run.state == "running" and "slurm" in run.info()]
     by_login: dict[str | None, list[BatchRun]] = {}
     for run in batch:
-        by_login.setdefault(run.topology.slurm.login, []).append(run)
+        if run.has_ended:
+            run.follow()
+        else:
+            by_login.setdefault(run.topology.slurm.login, []).append(run)
     for group in by_login.values():
         for run, state in zip(group, states(group), strict=True):
             if not state.active:
@@ -260,7 +268,7 @@ def slurm_of(topology: Topology, cwd: Path) -> Slurm:
     return Slurm(login_of(topology.slurm.login), cwd)
 
 
-def test_submit(topology: Topology, job: Job) -> str:
+def ask_first(topology: Topology, job: Job) -> str:
     """What sbatch says to the job's script, without taking it.
 
     Raises:

@@ -22,6 +22,7 @@ from lab.cli import (
     render,
     run,
     runs,
+    submit,
     trust,
 )
 
@@ -60,6 +61,10 @@ _HOSTS = "Hosts over SSH"
 _add(_HOSTS, "deploy", deploy.deploy)
 _add(_HOSTS, "hosts", hosts.hosts)
 _add(_HOSTS, "trust", trust.trust)
+
+_SLURM = "Jobs of Slurm"
+_add(_SLURM, "submit", submit.submit, takes_rest=True)
+_add(_SLURM, "requeue", submit.requeue)
 
 _BEFORE = "Look before you leap"
 _add(_BEFORE, "check", check.check)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lab.cli.console import progress_line
+from lab.cli.jobs import note_ends, state_in_words
 from lab.cli.options import JsonOption, RunArgument, run_ids
-from lab.cli.output import one_line
+from lab.cli.output import one_line, say
 from lab.errors import LabError, UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def show(run_id: RunArgument = None, as_json: JsonOption = False) -> None:
     from lab.runs import RunDirectory
 
     run = RunDirectory.find(Path.cwd(), run_id)
+    note_ends([run])
     data = _described(run)
     if as_json:
         print(json.dumps(data, indent=2))
@@ -64,7 +66,7 @@ def _shown(run: "RunDirectory", data: dict[str, Any]) -> list[tuple[str, str]]:
     places = data["places"]
     lines = [
         ("run", run.id),
-        ("state", data["state"]),
+        ("state", state_in_words(data["state"], info)),
         ("created", str(info.get("created", "?"))),
         ("topology", f"{topology.name} on {topology.on}: {_size(topology)}"),
         ("file", str(run.path / "topology.yaml")),
@@ -123,6 +125,7 @@ def stop(
     from lab.runs import RunDirectory
 
     run = _running(Path.cwd()) if run_id is None else RunDirectory.find(Path.cwd(), run_id)
+    note_ends([run])
     if run.state == "finished":
         raise UsageError(f"run {run.id} has ended already: {run.info().get('summary')}")
     if run.state == "died":
@@ -130,6 +133,9 @@ def stop(
             f"run {run.id} has no controller any more (it was killed, and its ranks with it); "
             "lab gc removes what may be left of them"
         )
+    if "slurm" in run.info():
+        _cancel(run)
+        return
     controller = run.info()["controller"]
     pid = int(controller["pid"])
     with progress_line() as progress:
@@ -151,10 +157,24 @@ def stop(
     print(f"lab: run {run.id} has ended: {info['summary']}", file=sys.stderr)
 
 
+def _cancel(run: "RunDirectory") -> None:
+    """End a job of Slurm."""
+    from lab.batch.run import BatchRun
+
+    job = BatchRun(run)
+    with progress_line() as progress:
+        progress(f"asked Slurm to end job {job.job_id} of run {run.id}; waiting for its end")
+        job.cancel()
+        verdict = job.follow()
+    say(f"lab: run {run.id} has ended: {verdict.summary}")
+
+
 def _running(cwd: Path) -> "RunDirectory":
     from lab.runs import RunDirectory
 
-    running = [run for run in RunDirectory.all(cwd) if run.state == "running"]
+    runs = RunDirectory.all(cwd)
+    note_ends(runs)
+    running = [run for run in runs if run.state == "running"]
     if len(running) == 1:
         return running[0]
     if not running:
@@ -195,6 +215,7 @@ def rm(
     cwd = Path.cwd()
     if bool(names) == all_finished:
         raise UsageError("name the runs to remove, or give --all-finished")
+    note_ends(RunDirectory.all(cwd))
     if all_finished:
         runs = [run for run in RunDirectory.all(cwd) if run.state != "running"]
     else:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lab.cli.console import Prefixes, colours_wanted, table_console
+from lab.cli.jobs import note_ends, state_in_words
 from lab.cli.options import JsonOption, RankOption, RunArgument, chosen_ranks
 from lab.cli.output import one_line, printable
 from lab.lines import Lines
 
 if TYPE_CHECKING:
     from lab.runs import RunDirectory
+    from lab.topology import Topology
 
 POLL = 0.2
 """Seconds between two looks for new lines."""
@@ -31,9 +33,9 @@ def ps(as_json: JsonOption = False) -> None:
     from lab.transport.docker import engine_answers, list_labs
 
     labs = list_labs() if engine_answers() else []
-    runs = [
-        {"id": run.id, **run.info(), "state": run.state} for run in RunDirectory.all(Path.cwd())
-    ]
+    directories = RunDirectory.all(Path.cwd())
+    note_ends(directories)
+    runs = [{"id": run.id, **run.info(), "state": run.state} for run in directories]
     if as_json:
         print(json.dumps({"labs": labs, "runs": runs}))
         return
@@ -59,7 +61,7 @@ def ps(as_json: JsonOption = False) -> None:
             run.get("on", "?"),
             str(run.get("nodes", "?")),
             str(run.get("ranks", "?")),
-            run["state"],
+            state_in_words(run["state"], run),
             str(run.get("exit_code", "")),
             _age(run.get("created")),
             one_line(run.get("job", "?")),
@@ -105,11 +107,12 @@ def logs(
     from lab.topology import load_topology
 
     run = RunDirectory.find(Path.cwd(), run_id)
+    note_ends([run])
     topology = load_topology(str(run.path / "topology.yaml"))
     places = {place.rank: place.node.name for place in topology.ranks()}
     prefixes = Prefixes(places)
     wanted = sorted(chosen_ranks(rank, topology.world_size) or places)
-    everywhere = [node.name for node in topology.nodes] if _moves_ranks(run) else None
+    everywhere = [node.name for node in topology.nodes] if _moves_ranks(run, topology) else None
     files = [
         LogFile(run, node, r, stream, tail)
         for r in wanted
@@ -128,11 +131,13 @@ def logs(
                 print(printable(text, file), file=file, flush=follow)
         if not over:
             time.sleep(POLL)
+            note_ends([run])
 
 
-def _moves_ranks(run: "RunDirectory") -> bool:
+def _moves_ranks(run: "RunDirectory", topology: "Topology") -> bool:
     """Whether torchrun numbers the nodes, so that a rank may be on any of them."""
-    return (run.read_json("job.json") or {}).get("min_nodes") is not None
+    least = (run.read_json("job.json") or {}).get("min_nodes") or topology.min_nodes
+    return least is not None
 
 
 class LogFile:

@@ -1,0 +1,97 @@
+"""`lab submit` and `lab requeue`: jobs of Slurm."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lab.cli.console import print_verdict
+from lab.cli.options import (
+    BackendOption,
+    JsonOption,
+    NodesOption,
+    RunArgument,
+    SlotsOption,
+    TopologyOption,
+)
+from lab.cli.output import say
+from lab.errors import UsageError
+
+
+def submit(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SCRIPT [ARGS]...",
+            help="What every rank runs. Default: the topology's job.",
+            show_default=False,
+        ),
+    ] = None,
+    topology: TopologyOption = None,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")
+    ] = False,
+    nodes: NodesOption = None,
+    slots: SlotsOption = None,
+    backend: BackendOption = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            metavar="NAME=VALUE",
+            help="A variable for every rank; NAME alone passes yours. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the job.")] = False,
+    test_only: Annotated[
+        bool, typer.Option("--test-only", help="Ask sbatch when it would begin; submit nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Submit a script to Slurm; prints the run's id. It goes on without you: lab logs -f, lab ps.
+
+    What is submitted is what lab render --as sbatch prints.
+    """
+    from lab.batch.run import BatchRun, ask_first
+    from lab.runs import Job, job_variables
+    from lab.topology import load_topology
+
+    loaded = load_topology(topology, nodes=nodes, slots=slots, on="slurm", backend=backend)
+    job = Job.from_command_line(
+        words or [],
+        module=module,
+        topology=loaded,
+        cwd=Path.cwd(),
+        env=job_variables(os.environ, passed=(), files=(), given=env or ()),
+    )
+    if test_only:
+        print(ask_first(loaded, job))
+        return
+    run = BatchRun.submit(loaded, job)
+    if as_json:
+        print(json.dumps({"run": run.directory.id, "job": run.job_id}))
+    else:
+        print(run.directory.id)
+        say(f"lab: job {run.job_id} is submitted; lab logs -f shows what it says")
+    sys.stdout.flush()
+    if wait:
+        verdict = run.follow()
+        print_verdict(verdict)
+        raise typer.Exit(verdict.exit_code)
+
+
+def requeue(run_id: RunArgument = None) -> None:
+    """Put a job of Slurm back into the queue: it begins again, and a script that can resumes."""
+    from lab.batch.run import BatchRun
+    from lab.runs import RunDirectory
+
+    directory = RunDirectory.find(Path.cwd(), run_id)
+    if "slurm" not in directory.info():
+        raise UsageError(f"run {directory.id} is no job of Slurm: start it again with lab run")
+    run = BatchRun(directory)
+    run.requeue()
+    say(f"lab: job {run.job_id} of run {directory.id} is back in the queue")
