@@ -151,6 +151,16 @@ def run(
             show_default=False,
         ),
     ] = None,
+    collect: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--collect",
+            metavar="GLOB",
+            help="On ssh: bring these files, as seen from where the ranks start, from every node "
+            "into its folder in the run directory. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     no_deploy: Annotated[
         bool,
         typer.Option(
@@ -198,6 +208,7 @@ def run(
         cold=cold,
         engine=engine,
         min_nodes=min_nodes,
+        collect=collect or (),
     )
     if not quiet:
         _warn_of_crowd(loaded)

@@ -110,7 +110,7 @@ class RunController:
         restore = self._catch_signals()
         try:
             verdict = self._attempts()
-            self.transport.bring_back(self.directory.path)
+            self.transport.bring_back(self.directory.path, self.job.start_folder, self.job.collect)
             if verdict.first is not None:
                 hint = hint_for(verdict.first, self.job) or verdict.hint
                 first = replace(verdict.first, last_lines=self._last_lines.of(verdict.first.rank))

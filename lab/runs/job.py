@@ -34,6 +34,10 @@ class Job(BaseModel):
     """On top of the topology's."""
     requirements: Path | None = None
     """A requirements file of packages that the ranks need on top of the nodes' own."""
+    collect: tuple[str, ...] = ()
+    """Patterns of files that ranks write where they start, for the run directory to have.
+
+    On hosts; on this machine's nodes they are here already."""
     cold: bool = False
     """Whether ranks must start from nothing, though the nodes may have a warm process."""
     engine: Engine = "spawn"
@@ -75,6 +79,7 @@ class Job(BaseModel):
         cold: bool = False,
         engine: str = "spawn",
         min_nodes: int | None = None,
+        collect: Sequence[str] = (),
     ) -> "Job":
         """The job that the command line names, else the topology's own.
 
@@ -109,6 +114,7 @@ class Job(BaseModel):
             cold=cold,
             engine=cast("Engine", engine),
             min_nodes=min_nodes,
+            collect=tuple(collect),
         )
         job.check(topology)
         return job
@@ -121,6 +127,11 @@ class Job(BaseModel):
         """
         self._check_min_nodes(topology)
         self._check_start(topology)
+        for pattern in self.collect:
+            if not pattern or pattern.startswith("/") or ".." in Path(pattern).parts:
+                raise UsageError(
+                    f"--collect {pattern}: write it as seen from where the ranks start, without .."
+                )
         check_variables(self.env)
         name, folder = self.command[0], self.start_folder
         if not name:

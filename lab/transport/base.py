@@ -92,8 +92,11 @@ class Transport(Protocol):
     def place(self, node: Node, path: Path) -> str:
         """Where the node has what is at that path here, in the working directory."""
 
-    def bring_back(self, run_dir: Path) -> None:
+    def bring_back(self, run_dir: Path, folder: Path, collect: Sequence[str] = ()) -> None:
         """Bring what ranks have left in the run directory here, where nodes have one of their own.
+
+        Also what the patterns `collect` mean in `folder`, where the ranks started: it gets into the
+        folders of the nodes in the run directory.
 
         Raises:
             LabError: it cannot be written here.

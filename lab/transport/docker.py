@@ -266,7 +266,7 @@ class DockerTransport:
         """The same: the working directory is mounted where it is here."""
         return str(path)
 
-    def bring_back(self, run_dir: Path) -> None:
+    def bring_back(self, run_dir: Path, folder: Path, collect: Sequence[str] = ()) -> None:
         """Nothing to do: nodes see it."""
 
     def address(self, node: Node) -> str:

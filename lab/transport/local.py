@@ -172,7 +172,7 @@ class LocalTransport:
         """The same: nodes are on this machine."""
         return str(path)
 
-    def bring_back(self, run_dir: Path) -> None:
+    def bring_back(self, run_dir: Path, folder: Path, collect: Sequence[str] = ()) -> None:
         """Nothing to do: nodes see it."""
 
     def address(self, node: Node) -> str:

@@ -1,5 +1,6 @@
 """Nodes that are hosts of their own, reached over SSH."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -183,20 +184,27 @@ class SshTransport:
         """The interpreter of what was deployed there, else the topology's."""
         return [self.host(node).python]
 
-    def bring_back(self, run_dir: Path) -> None:
+    def bring_back(self, run_dir: Path, folder: Path, collect: Sequence[str] = ()) -> None:
         """See `Transport`. From a host whose connection was lost nothing comes.
 
         Raises:
             LabError: it cannot be written here, or does not come whole.
         """
+        found: set[str] = set()
 
         def bring(node: Node) -> None:
             known = self.hosts.unopened(node)
             if known.is_connected:
                 channel = SshChannel(known, remote_command(start_line(self.host(node).python)))
-                bring_back(channel, node.name, self.place(node, run_dir), run_dir)
+                places = self.place(node, run_dir), run_dir, self.place(node, folder)
+                found.update(bring_back(channel, node.name, *places, collect))
 
         self.hosts.each(bring)
+        for pattern in collect:
+            if pattern not in found:
+                print(
+                    f"lab: warning: --collect {pattern}: no host has such a file", file=sys.stderr
+                )
 
     def address(self, node: Node) -> str:
         """What the topology says, else what ~/.ssh/config does, else the name."""

@@ -1,9 +1,12 @@
 """What ranks left in the run directory of their host, brought into the one here."""
 
+import contextlib
 import json
 import shutil
 import sys
 import tarfile
+from collections.abc import Sequence
+from errno import EEXIST
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -18,9 +21,15 @@ LIMIT = 64 << 20
 
 
 def bring_back(
-    channel: SshChannel, node: str, remote_dir: str, run_dir: Path, limit: int = LIMIT
-) -> None:
-    """Bring one node's files, and remove them there once they are here.
+    channel: SshChannel,
+    node: str,
+    remote_dir: str,
+    run_dir: Path,
+    folder: str,
+    collect: Sequence[str] = (),
+    limit: int = LIMIT,
+) -> list[str]:
+    """Bring one node's files, and remove those of the run directory there once they are here.
 
     A file that is here already stays as it is: the node's then goes into the node's own folder.
 
@@ -29,16 +38,24 @@ def bring_back(
         node: its name.
         remote_dir: the run directory as the node sees it.
         run_dir: the one here.
-        limit: larger files stay there, and are named on stderr.
+        folder: where the ranks started, as the node sees it.
+        collect: patterns of files there, or in the run directory, to bring whatever their size.
+            Those of `folder` get into the node's own folder.
+        limit: larger files of the run directory stay there, and are named on stderr.
+
+    Returns:
+        The patterns for which there were files.
 
     Raises:
         LabError: a file cannot be written here, or does not come whole.
     """
     channel.send(program(["lab.node.results"], (3, 11)))
-    channel.send(json.dumps({"run_dir": remote_dir, "limit": limit}).encode() + b"\n")
+    question = {"run_dir": remote_dir, "limit": limit, "node": node}
+    question |= {"folder": folder, "collect": list(collect)}
+    channel.send(json.dumps(question).encode() + b"\n")
     try:
         output = Output(channel)
-        left = json.loads(output.readline())["left"]
+        answer = json.loads(output.readline())
         with tarfile.open(fileobj=output, mode="r|") as archive:  # type: ignore[call-overload]  # it only reads
             for member in archive:
                 if member.isfile():
@@ -49,8 +66,10 @@ def bring_back(
         raise LabError(f"what {node} left of the run does not come whole: {error}") from error
     finally:
         channel.close()
-    for path in left:
+    for path in answer["left"]:
         print(f"lab: {node} keeps {path}, which is large: --collect brings it", file=sys.stderr)
+    found: list[str] = answer["found"]
+    return found
 
 
 class Output:
@@ -80,9 +99,9 @@ def _keep(content: IO[bytes] | None, name: str, node: str, run_dir: Path) -> Non
     inside = PurePosixPath(name)
     if content is None or inside.is_absolute() or ".." in inside.parts:
         raise ValueError(f"{name} is not in the run directory")
-    target = run_dir / inside
-    if target.exists():
-        target = run_dir / node / inside
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("xb") as file:
-        shutil.copyfileobj(content, file)
+    for target in (run_dir / inside, run_dir / node / inside):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), target.open("xb") as file:
+            shutil.copyfileobj(content, file)
+            return
+    raise FileExistsError(EEXIST, "there are two of it", str(inside))
