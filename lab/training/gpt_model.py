@@ -47,8 +47,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """In and out: [batch, time, width]."""
         x = x + self.attention(self.attention_norm(x))
-        x = x + self.mlp(self.mlp_norm(x))
-        return x
+        return x + self.mlp(self.mlp_norm(x))
 
 
 class GPT(nn.Module):
@@ -79,7 +78,14 @@ class GPT(nn.Module):
                 nn.init.normal_(last.weight, std=INITIAL_DEVIATION / (2 * layers) ** 0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """In: tokens [batch, time] int64, time at most `context`. Out: logits [batch, time, 256]."""
+        """What comes after each token.
+
+        Args:
+            tokens: [batch, time] int64, time at most `context`.
+
+        Returns:
+            Logits [batch, time, 256] float32.
+        """
         positions = torch.arange(tokens.size(1), device=tokens.device)
         x = self.token(tokens) + self.position(positions)
         for block in self.blocks:

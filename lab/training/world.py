@@ -17,6 +17,8 @@ import torch.distributed as dist
 from lab.errors import UsageError
 
 BACKENDS = ("auto", "gloo", "nccl")
+INIT_METHOD = "LAB_INIT_METHOD"
+"""A variable: where the ranks meet instead of at MASTER_ADDR, such as file:///shared/new-file."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,9 @@ def join_world(
     # Python ends aborts the process, now and then.
     importlib.import_module("torch._dynamo")
     if "RANK" in os.environ:
-        dist.init_process_group(backend, timeout=timeout)
+        dist.init_process_group(
+            backend, os.environ.get(INIT_METHOD), timeout=timeout, world_size=size, rank=rank
+        )
         if backend == "gloo":
             # Else a rank that refuses its options at once would be gone while another connects,
             # which would then say that it lost a peer.
@@ -113,7 +117,8 @@ def join_world(
 
 def _place() -> tuple[int, int, int, int]:
     """Rank, world size, local rank, local world size from the environment; one process without."""
-    needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    address = () if os.environ.get(INIT_METHOD) else ("MASTER_ADDR", "MASTER_PORT")
+    needed = ("RANK", "WORLD_SIZE", *address)
     if not {"RANK", "WORLD_SIZE"} & set(os.environ):
         return 0, 1, 0, 1
     missing = [name for name in needed if not os.environ.get(name)]
