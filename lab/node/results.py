@@ -26,8 +26,7 @@ def matching(folder: Path, pattern: str) -> Iterator[Path]:
     top = folder.resolve()
     for path in sorted(folder.glob(pattern)):
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            plain = file.is_file() and not file.is_symlink()
-            if plain and file.resolve().is_relative_to(top):
+            if file.is_file() and file.resolve() == top / file.relative_to(folder):
                 yield file
 
 
