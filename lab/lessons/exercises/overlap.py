@@ -39,10 +39,10 @@ from lab.lessons.notebook import Notebook, main
 from lab.lessons.vectors import apart, gradients
 from lab.parallel import DistributedDataParallel
 
-WIDTH = 256
-"""Of the layers: 4.8 MB of parameters."""
+WIDTH = 192
+"""Of the layers: 2.7 MB of parameters."""
 SAMPLES = 1
-ROUNDS = 7
+ROUNDS = 5
 
 Data = tuple[Tensor, Tensor]
 
