@@ -185,7 +185,8 @@ class Checkpoints:
     def _write(self, state: State, about: dict[str, Any], ranks: Ranks) -> None:
         new: Path | None = None
         try:
-            new, saved = ranks.of_first(lambda: self._begin(about["step"]))
+            name, saved = ranks.of_first(lambda: self._begin(about["step"]))
+            new = self.folder / name
             ranks.check_shared(new)
             write(state, new, {**about, "saved": saved}, ranks.group)
             ranks.of_first(lambda: folders.rotate(self.folder, self.keep))
@@ -198,10 +199,10 @@ class Checkpoints:
                 "there, or choose another folder"
             ) from error
 
-    def _begin(self, step: int) -> tuple[Path, str]:
+    def _begin(self, step: int) -> tuple[str, str]:
         folders.tidy(self.folder)
         saved = folders.time_to_save(self.folder).isoformat(timespec="microseconds")
-        return folders.begin(self.folder, step), saved
+        return folders.begin(self.folder, step).name, saved
 
 
 def _verified(path: Path, ranks: Ranks) -> Manifest:
