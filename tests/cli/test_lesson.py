@@ -116,9 +116,10 @@ def test_every_lesson_on_local_ranks(lab: Lab) -> None:
 def test_lessons_on_containers_as_json(lab: Lab) -> None:
     names = ["nccl-environment", "no-sync", "fsdp-reshard"]
     try:
-        done = lab("lesson", "run", *names, "--on", "docker", "--nodes", "2", "--json")
+        where = ("-t", "pair", "--on", "docker")
+        done = lab("lesson", "run", *names, *where, "--json", timeout=280)
     finally:
-        lab("down", "--nodes", "2")
+        lab("down", "-t", "pair")
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(done.stdout)
     assert document["ok"] is True
