@@ -15,7 +15,7 @@ PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,\
 # Set where an engine answers; asked for once, and only by the targets that want to know.
 ENGINE = $(shell docker info >/dev/null 2>&1 && echo yes)
 
-.PHONY: help setup lab-up lab-down lab-logs test test-fast test-all lint clean
+.PHONY: help setup lab-up lab-down lab-logs slurm-lab ssh-lab test test-fast test-all lint clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,12 @@ lab-up: $(STAMP) ## bring four nodes up, train on the Wine data, prove it equal 
 
 lab-down: $(STAMP) ## remove the nodes
 	@if docker info >/dev/null 2>&1; then $(LAB) down; else $(LAB) down --on local; fi
+
+ssh-lab: $(STAMP) ## bring up containers with SSH servers, to rehearse bare metal: lab run -t ssh-lab
+	@$(VENV)/bin/python -P -m lab.transport.ssh_lab
+
+slurm-lab: $(STAMP) ## bring up a Slurm cluster of containers for this folder: lab run -t slurm-lab
+	@$(LAB) up -t slurm-lab
 
 lab-logs: $(STAMP) ## what the ranks of the latest run wrote
 	@$(LAB) logs

@@ -25,9 +25,16 @@ def up(
 ) -> None:
     """Bring the nodes of a topology up and leave them up; `lab run` then starts at once on them."""
     from lab.runs.nodes import warm_up
-    from lab.topology import load_topology
+    from lab.topology import SLURM_LAB, load_topology
     from lab.transport import transport_for
 
+    if topology == SLURM_LAB:
+        from lab.batch.cluster import SlurmLab
+
+        with progress_line() as progress:
+            loaded = SlurmLab(Path.cwd()).up(progress)
+        print(f"lab: {SLURM_LAB} is up: {', '.join(node.name for node in loaded.nodes)}")
+        return
     loaded = load_topology(topology, nodes=nodes, slots=slots, on=on)
     transport = transport_for(loaded, Path.cwd())
     with progress_line() as progress:
@@ -43,10 +50,27 @@ def down(
     nodes: NodesOption = None,
     on: OnOption = None,
 ) -> None:
-    """Remove the nodes of a topology and all that was made for them."""
-    from lab.topology import load_topology
+    """Remove the nodes of a topology and all that was made for them.
+
+    Of hosts only what lab runs there ends; what was deployed stays.
+    """
+    from lab.topology import SLURM_LAB, SSH_LAB, load_topology
     from lab.transport import transport_for
 
+    if topology == SLURM_LAB:
+        from lab.batch.cluster import SlurmLab
+
+        with progress_line() as progress:
+            SlurmLab(Path.cwd()).down(progress)
+        print(f"lab: {SLURM_LAB} is down: its containers and its topology are gone")
+        return
+    if topology == SSH_LAB:
+        from lab.transport.ssh_lab import SshLab
+
+        with progress_line() as progress:
+            SshLab().down(progress)
+        print(f"lab: {SSH_LAB} is down: its machines, keys and topology are gone")
+        return
     loaded = load_topology(topology, nodes=nodes, on=on)
     with progress_line() as progress:
         transport_for(loaded, Path.cwd()).down(progress)

@@ -13,10 +13,12 @@ from lab.topology.options import (
 )
 from lab.topology.ranks import Rank
 from lab.topology.slurm import SlurmOptions
-from lab.topology.source import PRESETS
+from lab.topology.source import PRESETS, SLURM_LAB, SSH_LAB, written_folder
 
 __all__ = [
     "PRESETS",
+    "SLURM_LAB",
+    "SSH_LAB",
     "DockerOptions",
     "JobOptions",
     "Link",
@@ -31,4 +33,5 @@ __all__ = [
     "dump_topology",
     "load_topology",
     "parse_topology",
+    "written_folder",
 ]

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import os
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -10,6 +11,11 @@ from lab.topology.errors import Problem, TopologyError
 
 PRESETS = ("solo", "pair", "quad", "quad2x2")
 """Topologies that come with the lab, by name."""
+SSH_LAB = "ssh-lab"
+"""The rehearsal that `make ssh-lab` brings up: its topology is written, with its keys, where
+`written_folder` says."""
+SLURM_LAB = "slurm-lab"
+"""The cluster that `make slurm-lab` brings up: its topology is written into the folder it is for."""
 DEFAULT_FILE = "lab.yaml"
 DEFAULT_PRESET = "quad"
 MAX_BYTES = 32 * 2**20
@@ -44,7 +50,16 @@ def read_source(source: str | None = None) -> Source:
         file = resources.files("lab.topology").joinpath("presets", f"{source}.yaml")
         return Source(f"preset {source}", file.read_text(encoding="utf-8"), source)
     path = _with_ending(Path(source).expanduser())
+    if source == SSH_LAB and not path.exists():
+        path = written_folder(SSH_LAB) / "topology.yaml"
     return Source(source, _read(path, source), path.stem)
+
+
+def written_folder(name: str) -> Path:
+    """Where a topology is that lab itself has written (XDG base directory specification)."""
+    given = Path(os.environ.get("XDG_STATE_HOME", ""))
+    base = given if given.is_absolute() else Path.home() / ".local" / "state"
+    return base / "multinode-lab" / name
 
 
 def _with_ending(path: Path) -> Path:
@@ -79,6 +94,8 @@ def _read(path: Path, source: str) -> str:
 
 
 def _not_there(path: Path, source: str) -> TopologyError:
+    if source in (SSH_LAB, SLURM_LAB):
+        return _unreadable(source, f"not there; `make {source}` brings it up")
     near = difflib.get_close_matches(source, PRESETS, n=1, cutoff=0.5)
     if not near and path.parent.is_dir():
         names = [p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml")]

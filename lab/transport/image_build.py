@@ -30,8 +30,15 @@ def build_image(
     labels: Mapping[str, str],
     requirements: Requirements | None,
     progress: Progress,
+    *,
+    dockerfile: str = DOCKERFILE,
+    arguments: Mapping[str, str] | None = None,
+    target: str | None = None,
 ) -> None:
     """Build what lies in `context`.
+
+    `dockerfile` is in it; `arguments` are those of the build; `target` is the stage to build,
+    if not the last.
 
     Raises:
         LabError: it cannot be built; in one line, that names the file with all of the output.
@@ -40,8 +47,10 @@ def build_image(
     argv = [
         *_builder(),
         "--progress=plain",
-        f"--file={context / DOCKERFILE}",
+        f"--file={context / dockerfile}",
         f"--tag={tag}",
+        *([f"--target={target}"] if target is not None else []),
+        *(f"--build-arg={key}={value}" for key, value in (arguments or {}).items()),
         *(f"--label={key}={value}" for key, value in labels.items()),
     ]
     if index := os.environ.get("TORCH_INDEX_URL"):
