@@ -15,7 +15,8 @@ SSH_LAB = "ssh-lab"
 """The rehearsal that `make ssh-lab` brings up: its topology is written, with its keys, where
 `written_folder` says."""
 SLURM_LAB = "slurm-lab"
-"""The cluster that `make slurm-lab` brings up: its topology is written into the folder it is for."""
+"""The cluster that `make slurm-lab` brings up: its topology is written into the folder that it is
+for."""
 DEFAULT_FILE = "lab.yaml"
 DEFAULT_PRESET = "quad"
 MAX_BYTES = 32 * 2**20

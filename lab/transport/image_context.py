@@ -19,6 +19,7 @@ ASSETS = (
     "docker/node-entrypoint",
     "docker/install-torch",
     "docker/requirements.txt",
+    "docker/slurm-entrypoint",
     "docker/with-local",
     USER_REQUIREMENTS,
 )
