@@ -1,4 +1,4 @@
-"""What `lab bench ddp`, `fsdp` and `collectives` measure: sections, each a table of its own.
+"""What `lab bench ddp`, `fsdp`, `gpt` and `collectives` measure: sections, each a table of its own.
 
 The worker modules run on the ranks and have a function for each section; nothing here needs torch.
 """
@@ -40,6 +40,13 @@ FSDP = Suite(
     "lab.bench.workers.fsdp",
     {
         "step": "training step and bytes on the wire: ours and torch's fully_shard (FSDP2)",
+    },
+)
+GPT = Suite(
+    "gpt",
+    "lab.bench.workers.gpt",
+    {
+        "step": "training a small GPT: ours, torch's DDP and torch's FSDP2, on 1, 2, 4... ranks",
     },
 )
 COLLECTIVES = Suite(

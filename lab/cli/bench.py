@@ -147,6 +147,24 @@ def fsdp(
 
 
 @app.command()
+def gpt(
+    topology: TopologyOption = None,
+    nodes: NodesOption = None,
+    slots: SlotsOption = None,
+    on: OnOption = None,
+    rate: RateOption = "none",
+    runs: RoundsOption = 15,
+    width: Annotated[int, typer.Option("--width", min=4, help="Of the GPT; by 4.")] = 128,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Windows of 64 per rank.")] = 12,
+) -> None:
+    """Bytes per second of a small GPT, with ours and torch's DDP and FSDP, on 1, 2, 4... ranks."""
+    from lab.bench.suites import GPT
+
+    options: dict[str, int | None] = {"width": width, "batch": batch}
+    _bench_on_nodes(GPT, (topology, nodes, slots, on), rate, runs, None, options)
+
+
+@app.command()
 def collectives(
     topology: TopologyOption = None,
     nodes: NodesOption = None,

@@ -5,13 +5,18 @@ from typing import Any
 
 import pytest
 
-from lab.bench.suites import COLLECTIVES, DDP, FSDP
-from lab.bench.workers import collectives, ddp, fsdp
+from lab.bench.suites import COLLECTIVES, DDP, FSDP, GPT
+from lab.bench.workers import collectives, ddp, fsdp, gpt
 from lab.bench.workers.harness import Bench, Section
 from lab.training.world import join_world
 from tests.ranks import RankPool
 
-SUITES = [(DDP, ddp.SECTIONS), (FSDP, fsdp.SECTIONS), (COLLECTIVES, collectives.SECTIONS)]
+SUITES = [
+    (DDP, ddp.SECTIONS),
+    (FSDP, fsdp.SECTIONS),
+    (GPT, gpt.SECTIONS),
+    (COLLECTIVES, collectives.SECTIONS),
+]
 SECTIONS = [section for _, sections in SUITES for section in sections.values()]
 RUNS = 2
 
