@@ -218,7 +218,7 @@ class SlurmLab:
         Raises:
             LabError: they are not in time; with the last words of slurmctld.
         """
-        login = self._client.containers.get(f"{self.lab_id}-{LOGIN}")
+        login: Any = self._client.containers.get(f"{self.lab_id}-{LOGIN}")
         give_up = time.monotonic() + HEALTHY_WITHIN
         progress("waiting for its hosts to be idle")
         while time.monotonic() < give_up:
@@ -229,7 +229,7 @@ class SlurmLab:
             if code == 0 and out.decode().split() == ["idle", str(HOSTS)]:
                 return
             time.sleep(0.2)
-        words = bytes(login.logs(tail=3)).decode(errors="replace").strip().splitlines()
+        words = login.logs(tail=3).decode(errors="replace").strip().splitlines()
         raise LabError(f"the Slurm cluster does not come up: {'; '.join(words)}")
 
 
