@@ -13,6 +13,7 @@ from torch.utils.data import default_collate
 from lab.parallel.graph import moved_to
 from lab.training.options import Options
 from lab.training.order import Samples
+from lab.training.progress import Sums
 from lab.training.seeding import seeded
 from lab.training.world import World
 
@@ -91,22 +92,22 @@ class Measuring:
         if self._profiler is not None:
             self._profiler.step()
 
-    def results(self, seconds: float) -> dict[str, float]:
+    def results(self, total: Sums) -> dict[str, float]:
         """What was measured, as means over the ranks; nothing if it was not wanted. A collective.
 
         Args:
-            seconds: of a step.
+            total: of all steps.
 
         Returns:
             `communication`: share of the time with a collective under way. `flops`: operations a
             second and rank. `utilisation`: share of what a large matrix product reaches here,
             which is kinder than the data sheet. The last two not for models that cannot be counted.
         """
-        if not self._options.measure:
+        if not self._options.measure or not total.steps:
             return {}
         values = {"communication": self._communication}
         if self._flops is not None:
-            flops = self._flops * self._accumulate / seconds
+            flops = self._flops * self._accumulate * total.steps / total.seconds
             values |= {"flops": flops, "utilisation": flops / self._reachable}
         sums = self._world.sum(*values.values())
         return {name: s / self._world.size for name, s in zip(values, sums, strict=True)}

@@ -1,9 +1,12 @@
 """How far a training is, as its checkpoints have it, and where it begins."""
 
 import os
-from dataclasses import asdict, dataclass
+import sys
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from lab.errors import UsageError
 from lab.training.options import Options
@@ -59,23 +62,29 @@ class Progress:
         vars(self).update(vars(other))
 
 
-@dataclass
+class Step(NamedTuple):
+    """One step of one rank."""
+
+    loss: Tensor
+    """On the rank's device, since to read it is to wait for a GPU."""
+    items: int
+    behind: Place
+    """Where in the data the next step begins."""
+
+
+@dataclass(frozen=True)
 class Sums:
     """Over some steps and all ranks."""
 
     loss: float = 0.0
     """Times items."""
-    items: int = 0
+    items: float = 0.0
     steps: int = 0
     seconds: float = 0.0
     """Of training: neither of evaluation nor of saving."""
 
-    def add(self, loss: float, items: float, steps: int, seconds: float = 0.0) -> None:
-        """More of them."""
-        self.loss += loss
-        self.items += int(items)
-        self.steps += steps
-        self.seconds += seconds
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 def should_resume(options: Options, world: World) -> bool:
@@ -87,16 +96,12 @@ def should_resume(options: Options, world: World) -> bool:
     return any(row[0] for row in world.gather(float(options.resume or restarted)))
 
 
-def set_aside(folder: Path) -> Path | None:
-    """Rename a folder with another training's checkpoints, so that none is lost or mixed up.
-
-    Returns:
-        Where they are now; None if there were none.
-    """
+def set_aside(folder: Path) -> None:
+    """Rename a folder with another training's checkpoints, so that none is lost or mixed up."""
     if not any(folder.glob("step-*")):
-        return None
+        return
     number = 1
     while (free := folder.with_name(f"{folder.name}.{number}")).exists():
         number += 1
     folder.rename(free)
-    return free
+    print(f"the checkpoints of an earlier training are in {free} now", file=sys.stderr, flush=True)

@@ -111,14 +111,15 @@ class Reporter:
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step)
 
-    def end(self, step: int, step_seconds: float, measured: Mapping[str, float]) -> None:
+    def end(self, step: int, total: Sums, measured: Mapping[str, float]) -> None:
         """What was measured, if anything.
 
         Args:
             step: the last.
-            step_seconds: of all steps, the mean.
+            total: of all steps.
             measured: see `Measuring.results`.
         """
+        step_seconds = total.seconds / max(1, total.steps)
         self.event("end", step=step, step_seconds=step_seconds, **measured)
         if self._world.is_main and measured:
             said = [
@@ -156,6 +157,20 @@ class Reporter:
         self._open.enter_context(bar)
         bar.add_task("steps", total=steps, completed=done)
         return bar
+
+
+def describe(options: Options, world: World, kind: str, accumulate: int) -> str:
+    """How a training is done, in a few words.
+
+    Args:
+        options: batch size and implementation.
+        world: the ranks.
+        kind: none, ddp, ...
+        accumulate: microbatches of a step.
+    """
+    times = f" x {accumulate}" if accumulate > 1 else ""
+    how = "one process" if kind == "none" else f"{kind} ({options.impl}, {world.backend})"
+    return f"{world.size} x batch {options.batch_size}{times}, {how}, {world.device.type}"
 
 
 def _tensorboard(folder: Path) -> Any:

@@ -11,7 +11,7 @@ Beside it are only what one can leave for later: `order.py` says which samples a
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,10 @@ from lab.training.checkpoint import checkpoint_folder
 from lab.training.checkpoints import Checkpoints
 from lab.training.measuring import Measuring
 from lab.training.options import Options, microbatches
-from lab.training.order import Order, Place, RankOrder, Samples, load, load_once
-from lab.training.progress import Progress, Sums, set_aside, should_resume
-from lab.training.reporting import Reporter
-from lab.training.schedule import scaled_lr, schedule_factor
+from lab.training.order import Order, RankOrder, Samples, load, load_once
+from lab.training.progress import Progress, Step, Sums, set_aside, should_resume
+from lab.training.reporting import Reporter, describe
+from lab.training.schedule import schedule_factor
 from lab.training.seeding import derived, seed_all
 from lab.training.world import World
 from lab.training.wrapping import OptimizerMaker, Parallel, Units, children_with_parameters
@@ -37,16 +37,6 @@ CHECK_EVERY = 50
 """Steps after which the ranks exchange losses at the latest, so that a NaN does not go far."""
 ROLLBACKS = 3
 """How often a training goes back before it is given up."""
-
-
-class Step(NamedTuple):
-    """One step of one rank."""
-
-    loss: Tensor
-    """On the rank's device, since to read it is to wait for a GPU."""
-    items: int
-    behind: Place
-    """Where in the data the next step begins."""
 
 
 class Trainer:
@@ -90,7 +80,7 @@ class Trainer:
             UsageError: options that do not fit the data, the ranks or each other.
         """
         self.options, self.world, self.data, self.loss = options, world, data, loss
-        self.held_out, self.evaluate, self.scores, self.name = held_out, evaluate, scores, name
+        self.held_out, self.evaluate, self.scores = held_out, evaluate, scores
         if len(data) < world.size:
             raise UsageError(
                 f"{len(data)} samples are too few for {world.size} ranks: start fewer ranks"
@@ -106,23 +96,19 @@ class Trainer:
         seed_all(options.seed)
         model = build().to(world.device)
         self.measuring = Measuring(options, world, model, loss, data, self.accumulate)
-        lr = scaled_lr(options, world.size)
-        self.parallel = Parallel(
-            model, optimizer, options, world, units=units, groups=groups, lr=lr
-        )
+        self.parallel = Parallel(model, optimizer, options, world, units=units, groups=groups)
         self.model, self.optimizer = self.parallel.model, self.parallel.optimizer
-        for group in self.optimizer.param_groups:  # groups may have learning rates of their own
-            group.setdefault("initial_lr", group["lr"])
+        self.lrs = [group["lr"] for group in self.optimizer.param_groups]  # after the warm-up
         seed_all(derived(options.seed, "rank", world.rank))
 
-        self.folder = options.checkpoints or checkpoint_folder() / name
-        self.checkpoints = Checkpoints(
-            self.folder, keep=options.keep, asynchronous=options.asynchronous
-        )
+        folder = options.checkpoints or checkpoint_folder() / name
+        self.checkpoints = Checkpoints(folder, keep=options.keep, asynchronous=options.asynchronous)
         self.reporter = Reporter(options, world, ("loss", *scores), f"{items}/s")
         self.window: list[Step] = []  # since the ranks exchanged losses
         self.row, self.total = Sums(), Sums()  # since the last line of the table, and of all
         self.rollbacks = 0
+        held = f", {len(held_out)} held out" if held_out is not None else ""
+        self.what = f"{name}: {len(data)} samples to train on{held}"
         self.stop_requested = False
         """Set it at any time, in a signal's handler say, on any rank: see `exchange_losses`."""
 
@@ -135,12 +121,13 @@ class Trainer:
         options, progress, reporter = self.options, self.progress, self.reporter
         if should_resume(options, self.world):
             self.restore()
-        elif options.save_every and self.world.is_main and (there := set_aside(self.folder)):
-            reporter.say(f"the checkpoints of an earlier training are in {there} now")
+        elif options.save_every and self.world.is_main:
+            set_aside(self.checkpoints.folder)
         self.steps = self.count_steps()
 
         with reporter, self.measuring.trace(self.steps - progress.step):
-            reporter.start(self.description(), progress.step, self.steps)
+            how = describe(options, self.world, self.parallel.kind, self.accumulate)
+            reporter.start(f"{self.what}, {how}", progress.step, self.steps)
             batches = self.batches()
             started = time.perf_counter()
             while progress.step < self.steps:
@@ -157,11 +144,9 @@ class Trainer:
                 if not (report or save or len(self.window) == CHECK_EVERY):
                     continue
                 bad, stop = self.exchange_losses()
-                self.row.seconds += time.perf_counter() - started
+                self.row += Sums(seconds=time.perf_counter() - started)
                 if bad is not None:
-                    batches = self.go_back(*bad)
-                    started = time.perf_counter()
-                    continue
+                    batches, report, save = self.go_back(*bad), False, False
                 if report or stop:
                     self.report(last=last or stop)
                 if save or (stop and options.save_every):
@@ -170,7 +155,7 @@ class Trainer:
                     break
                 started = time.perf_counter()
             self.checkpoints.finish()
-            self.finish()
+            reporter.end(progress.step, self.total, self.measuring.results(self.total))
 
     # One step.
 
@@ -182,8 +167,8 @@ class Trainer:
         """
         self.model.train()
         factor = schedule_factor(self.options, self.progress.step, self.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
+        for group, lr in zip(self.optimizer.param_groups, self.lrs, strict=True):
+            group["lr"] = lr * factor
         self.optimizer.zero_grad()
 
         loss_sum, items = torch.zeros((), device=self.world.device), 0
@@ -215,19 +200,15 @@ class Trainer:
     # Between steps.
 
     def count_steps(self) -> int:
-        """When the training ends: after so many steps of the optimiser."""
-        if self.options.steps:
-            return self.options.steps
+        """After how many steps the training ends."""
         rest = self.order.steps_until(self.progress.place, self.options.epochs)
-        return self.progress.step + rest
+        return self.options.steps or self.progress.step + rest
 
     def is_due(self, every: int) -> bool:
         """Whether the number of steps, or of epochs, is a multiple now."""
-        if every == 0:
-            return False
         if self.options.steps:
-            return self.progress.step % every == 0
-        return self.progress.sample == 0 and self.progress.epoch % every == 0
+            return every > 0 and self.progress.step % every == 0
+        return every > 0 and self.progress.sample == 0 and self.progress.epoch % every == 0
 
     def exchange_losses(self) -> tuple[tuple[int, int] | None, bool]:
         """Add up all ranks' losses since the last time. A collective.
@@ -247,25 +228,24 @@ class Trainer:
         worst, rank = min((row[2], rank) for rank, row in enumerate(rows))
         if worst < math.inf:
             return (int(worst), rank), False
-        self.row.add(sum(row[0] for row in rows), sum(row[1] for row in rows), len(losses))
+        self.row += Sums(sum(row[0] for row in rows), sum(row[1] for row in rows), len(losses))
         self.window.clear()
         return None, any(row[3] for row in rows)
 
     def report(self, *, last: bool) -> None:
         """A line of the table, with the scores on the held-out data where they are due."""
         values = {"loss": self.row.loss / self.row.items}
-        if self.evaluate is not None and (last or self.is_due(self.options.evaluate_every)):
+        if last or self.is_due(self.options.evaluate_every):
             values |= self.evaluation()
-        lr = self.optimizer.param_groups[0]["lr"]
-        self.reporter.row(self.progress, values, self.row, lr)
-        self.total.add(self.row.loss, self.row.items, self.row.steps, self.row.seconds)
+        self.reporter.row(self.progress, values, self.row, self.optimizer.param_groups[0]["lr"])
+        self.total += self.row
         self.row = Sums()
 
     @torch.no_grad()
     def evaluation(self) -> dict[str, float]:
-        """Each score's mean over the held-out samples. A collective."""
-        assert self.held_out is not None
-        assert self.evaluate is not None
+        """Each score's mean over the held-out samples, if there are any. A collective."""
+        if self.evaluate is None or self.held_out is None:
+            return {}
         self.parallel.align_buffers()
         self.model.eval()
         sums, counted = [0.0] * len(self.scores), 0
@@ -287,10 +267,9 @@ class Trainer:
     def restore(self) -> bool:
         """Go on from the newest checkpoint; False if there is none. A collective."""
         saved = self.checkpoints.load(self.model, self.optimizer)
-        if saved is None:
-            return False
-        self.progress.go_on_from(saved)
-        return True
+        if saved is not None:
+            self.progress.go_on_from(saved)
+        return saved is not None
 
     def go_back(self, step: int, rank: int) -> Iterator[Any]:
         """A loss was not finite: end, or go on from a checkpoint with the data behind that step.
@@ -319,22 +298,3 @@ class Trainer:
         self.progress.place = behind
         self.steps = self.count_steps()
         return self.batches()
-
-    def finish(self) -> None:
-        """Say what was measured, if it should be. A collective."""
-        steps, seconds = self.total.steps, self.total.seconds
-        if steps:
-            results = self.measuring.results(seconds / steps)
-            self.reporter.end(self.progress.step, seconds / steps, results)
-
-    def description(self) -> str:
-        """One line on what is trained and how."""
-        held_out = f", {len(self.held_out)} held out" if self.held_out is not None else ""
-        times = f" x {self.accumulate}" if self.accumulate > 1 else ""
-        kind = self.parallel.kind
-        how = f"{kind} ({self.options.impl}, {self.world.backend})"
-        return (
-            f"{self.name}: {len(self.data)} samples to train on{held_out}, "
-            f"{self.world.size} x batch {self.options.batch_size}{times}, "
-            f"{'one process' if kind == 'none' else how}, {self.world.device.type}"
-        )

@@ -25,6 +25,7 @@ from lab.parallel import (
     ZeroRedundancyOptimizer,
 )
 from lab.training.options import Options
+from lab.training.schedule import scaled_lr
 from lab.training.world import World
 
 OptimizerMaker = type[Optimizer] | partial[Optimizer]
@@ -50,18 +51,16 @@ class Parallel:
         *,
         units: Units = children_with_parameters,
         groups: Callable[[nn.Module], Iterable[Any]] = nn.Module.parameters,
-        lr: float,
     ) -> None:
         """Wrap the model as the options say.
 
         Args:
             model: bare, on the rank's device, with the same weights on every rank.
             optimizer: makes it, of parameters or groups and `lr`.
-            options: parallel, impl and what goes with them.
+            options: parallel, impl and what goes with them; the learning rate.
             world: the ranks.
             units: of the bare model.
             groups: the optimiser's, of the wrapped model.
-            lr: the learning rate.
 
         Raises:
             UsageError: this combination does not exist, or not here.
@@ -76,9 +75,9 @@ class Parallel:
                 unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
         self.model = self._wrap(model, chosen, world)
         made: Any = optimizer
-        arguments: dict[str, Any] = {"lr": lr}
+        arguments: dict[str, Any] = {"lr": scaled_lr(options, world.size)}
         if isinstance(optimizer, partial):
-            made, arguments = optimizer.func, {**optimizer.keywords, "lr": lr}
+            made, arguments = optimizer.func, {**optimizer.keywords, **arguments}
         self.optimizer = self._optimizer(groups(self.model), made, arguments)
 
     def _wrap(self, model: nn.Module, units: list[nn.Module], world: World) -> nn.Module:

@@ -10,7 +10,7 @@ import torch
 from lab.training.mlp import main
 from lab.training.options import Options, microbatches
 from tests.ranks import RankPool
-from tests.training.training_jobs import dataset, train
+from tests.training.training_jobs import Job, dataset, train
 
 
 def test_a_global_batch_that_does_not_divide_says_which_would() -> None:
@@ -41,7 +41,9 @@ def test_a_global_batch_that_does_not_divide_says_which_would() -> None:
 def test_refused_on_every_rank(
     ranks: RankPool, tmp_path: Path, options: dict[str, Any], samples: int, message: str
 ) -> None:
-    for result in ranks.run(2, train, tmp_path, options, {"batchnorm": True}, dataset(samples)):
+    for result in ranks.run(
+        2, train, tmp_path, options, Job({"batchnorm": True}, dataset(samples))
+    ):
         assert message in result.error
         assert result.printed == []
 
@@ -74,7 +76,7 @@ def test_a_loss_that_is_not_a_number_ends_it_and_names_step_and_rank(
 ) -> None:
     """Though it is found later, with the other steps of the table's line, and spreads by then."""
     options = {"parallel": parallel, "steps": 12, "report_every": 6, "save_every": 6}
-    for result in ranks.run(2, train, tmp_path, options, None, None, None, {8: 1}):
+    for result in ranks.run(2, train, tmp_path, options, Job(poison={8: 1})):
         assert "LabError: the loss at step 8 on rank 1 is not finite" in result.error
         assert "--on-nan rollback" in result.error
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000006"]
@@ -91,7 +93,7 @@ def test_rollback_goes_on_from_the_checkpoint_without_those_data(
         "report_every": 2,
         "on_nan": "rollback",
     }
-    results = ranks.run(2, train, tmp_path, options, None, None, None, {5: 0})
+    results = ranks.run(2, train, tmp_path, options, Job(poison={5: 0}))
     assert [result.error for result in results] == ["", ""]
     assert results[0].said == [
         "the loss at step 5 on rank 0 is not finite: back to step 3, without these data"
@@ -110,19 +112,19 @@ def test_rollback_goes_on_from_the_checkpoint_without_those_data(
 
 def test_rollback_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     options = {"on_nan": "rollback", "save_every": 5}
-    error = train(tmp_path, options, poison={2: 0}).error
+    error = train(tmp_path, options, Job(poison={2: 0})).error
     assert "step 2 on rank 0 is not finite, and there is no checkpoint to go back to" in error
 
 
 def test_a_training_that_always_diverges_is_given_up(tmp_path: Path) -> None:
     options = {"on_nan": "rollback", "save_every": 1, "steps": 9}
 
-    result = train(tmp_path, options, poison=dict.fromkeys(range(3, 99), 0), poison_again=True)
+    result = train(tmp_path, options, Job(poison=dict.fromkeys(range(3, 99), 0), poison_again=True))
     assert "is not finite, after 3 times of going back" in result.error
 
 
 def test_events_are_json_also_of_a_training_that_ends_badly(tmp_path: Path) -> None:
-    train(tmp_path, {}, poison={3: 0})
+    train(tmp_path, {}, Job(poison={3: 0}))
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["start", "report", "report", "nan"]
     assert (events[-1]["step"], events[-1]["rank"]) == (3, 0)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from tests.ranks import RankPool
-from tests.training.training_jobs import Result, dataset, furthest, train
+from tests.training.training_jobs import Job, Result, dataset, furthest, train
 
 DROPOUT = {"dropout": 0.4}
 STEPS = 17
@@ -46,7 +46,7 @@ def options(**more: Any) -> dict[str, Any]:
 
 def noisy(folder: Path, given: dict[str, Any], cut: int | None = None) -> Result:
     """Train with dropout and augmentation."""
-    return train(folder, given, DROPOUT, Noisy(), cut)
+    return train(folder, given, Job(DROPOUT, Noisy(), cut=cut))
 
 
 def cut_off(folder: Path, given: dict[str, Any], cut: int) -> Result:
@@ -89,7 +89,7 @@ def test_on_other_ranks_and_in_another_wrapper(
     """In the midst of the second epoch; a step has the same samples whoever takes them."""
     given = options(parallel="ddp")
     whole = ranks.run(2, train, tmp_path / "whole", given)[0]
-    first = ranks.run(2, train, tmp_path / "cut", given, None, None, 9)[0]
+    first = ranks.run(2, train, tmp_path / "cut", given, Job(cut=9))[0]
     go_on = {**given, "parallel": parallel, "impl": impl, "resume": True}
     rest = ranks.run(size, train, tmp_path / "cut", go_on)[0]
     assert (whole.error, first.error, rest.error) == ("", "", "")
@@ -101,7 +101,7 @@ def test_with_another_number_of_samples_a_step_no_sample_is_lost(
     ranks: RankPool, tmp_path: Path
 ) -> None:
     given = {"steps": None, "epochs": 3, "batch_size": 4, "save_every": 1}
-    ranks.run(2, train, tmp_path, {**given, "parallel": "ddp"}, None, None, 7)  # epoch 1 is done
+    ranks.run(2, train, tmp_path, {**given, "parallel": "ddp"}, Job(cut=7))  # epoch 1 is done
     rest = ranks.run(1, train, tmp_path, {**given, "parallel": "none", "resume": True})[0]
     assert rest.error == ""
     ends = [(e["epoch"], e["step"]) for e in rest.events if e["event"] == "report"]
@@ -119,7 +119,7 @@ def test_a_launcher_that_starts_again_has_it_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = options(batch_size=8)
-    train(tmp_path, given, cut=9)
+    train(tmp_path, given, Job(cut=9))
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert len(train(tmp_path, given).losses) == STEPS - 8
 
@@ -154,8 +154,8 @@ def test_a_new_training_leaves_the_old_checkpoints_alone(tmp_path: Path) -> None
 def test_another_trainings_checkpoint_is_refused(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    train(tmp_path, options(batch_size=8), cut=5)
-    data = None if change else dataset(40)
-    result = train(tmp_path, options(batch_size=8, resume=True, **change), data=data)
+    train(tmp_path, options(batch_size=8), Job(cut=5))
+    job = Job() if change else Job(data=dataset(40))
+    result = train(tmp_path, options(batch_size=8, resume=True, **change), job)
     assert message in result.error
     assert "--checkpoints FOLDER" in result.error

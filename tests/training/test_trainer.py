@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.ranks import RankPool
-from tests.training.training_jobs import Result, furthest, train
+from tests.training.training_jobs import Job, Result, furthest, train
 
 WRAPPERS = [
     ("ddp", "ours"),
@@ -85,14 +85,14 @@ def test_clipping_is_by_the_norm_of_the_whole_gradient(
 ) -> None:
     """With plain SGD: Adam would not notice a factor."""
     given = {"global_batch": 16, "clip": 0.05, "lr": 0.5, "steps": 3}
-    sgd = (None, None, None, None, False, {"optimizer": torch.optim.SGD})
+    sgd = Job(trainer={"optimizer": torch.optim.SGD})
     alone, free = (
-        ranks.run(1, train, tmp_path / name, {**given, **more}, *sgd)[0]
+        ranks.run(1, train, tmp_path / name, {**given, **more}, sgd)[0]
         for name, more in (("clipped", {}), ("free", {"clip": None}))
     )
     assert furthest(alone.losses, free.losses) > 1e-3, "the bound does not bind"
     options = {**given, "parallel": parallel, "impl": impl}
-    equal(ranks.run(2, train, tmp_path / "ranks", options, *sgd)[0], alone)
+    equal(ranks.run(2, train, tmp_path / "ranks", options, sgd)[0], alone)
 
 
 @pytest.mark.parametrize(("parallel", "impl"), WRAPPERS)
@@ -120,7 +120,7 @@ def test_activation_checkpointing_changes_nothing_but_memory(
             train,
             tmp_path / str(twice),
             {**given, "activation_checkpointing": twice},
-            {"dropout": 0.3},
+            Job({"dropout": 0.3}),
         )
         for twice in (False, True)
     )
@@ -132,9 +132,11 @@ def test_synchronised_batchnorm_is_one_process_with_the_whole_batch(
     ranks: RankPool, tmp_path: Path, parallel: str
 ) -> None:
     given = {"steps": 4, "sync_batchnorm": True}
-    alone = ranks.run(1, train, tmp_path / "1", {**given, "batch_size": 16}, {"batchnorm": True})
+    alone = ranks.run(
+        1, train, tmp_path / "1", {**given, "batch_size": 16}, Job({"batchnorm": True})
+    )
     options = {**given, "batch_size": 8, "parallel": parallel}
-    equal(ranks.run(2, train, tmp_path / "2", options, {"batchnorm": True})[0], alone[0])
+    equal(ranks.run(2, train, tmp_path / "2", options, Job({"batchnorm": True}))[0], alone[0])
 
 
 def test_scores_are_means_over_all_held_out_samples(ranks: RankPool, tmp_path: Path) -> None:

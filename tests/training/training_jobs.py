@@ -3,7 +3,7 @@
 import contextlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,28 +80,34 @@ def whole_parameters(model: nn.Module) -> dict[str, Tensor]:
     return whole
 
 
-def train(
-    folder: Path,
-    options: dict[str, Any],
-    model: dict[str, Any] | None = None,
-    data: Samples | None = None,
-    cut: int | None = None,
-    poison: Mapping[int, int] | None = None,
-    poison_again: bool = False,
-    trainer: Mapping[str, Any] | None = None,
-) -> Result:
+@dataclass
+class Job:
+    """What is trained, and what happens to it."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `Net`."""
+    data: Samples = field(default_factory=dataset)
+    trainer: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the Trainer."""
+    cut: int | None = None
+    """Be cut off after so many steps."""
+    stop: int | None = None
+    """Ask the last rank to stop after so many steps."""
+    poison: dict[int, int] = field(default_factory=dict)
+    """By step, from 1: the rank that gets a loss which is not a number."""
+    poison_again: bool = False
+    """Also after it has gone back."""
+
+
+def train(folder: Path, options: dict[str, Any], job: Job | None = None) -> Result:
     """Train on as many ranks as call it, saying the loss of each step.
 
     Args:
         folder: for checkpoints and events.
         options: of the Trainer, less than usual.
-        model: arguments of `Net`.
-        data: default `dataset()`.
-        cut: be cut off after so many steps.
-        poison: rank by step that gets a loss which is not a number. Steps count from 1.
-        poison_again: also after it has gone back.
-        trainer: further arguments of the Trainer.
+        job: what is trained.
     """
+    job = job or Job()
     if dist.is_initialized():
         dist.barrier()  # all have joined before one refuses and leaves
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,25 +121,31 @@ def train(
         arguments = {"evaluate": correct, "scores": ("accuracy",), "held_out": dataset(10)}
 
         def loss(model: nn.Module, batch: Any) -> tuple[Tensor, int]:
-            if job.progress.step == cut:
-                raise CutOffError
             mean, count = classification_loss(model, batch)
-            wrong = (poison or {}).get(job.progress.step + 1) == world.rank
-            wrong = wrong and (poison_again or job.rollbacks == 0)
+            if trainer is None:  # under construction
+                return mean, count
+            if trainer.progress.step == job.cut:
+                raise CutOffError
+            if trainer.progress.step == job.stop and world.rank == world.size - 1:
+                trainer.stop_requested = True
+            wrong = job.poison.get(trainer.progress.step + 1) == world.rank
+            wrong = wrong and (job.poison_again or trainer.rollbacks == 0)
             return mean * float("nan") if wrong else mean, count
 
+        trainer: Trainer | None = None
         try:
-            job = Trainer(
-                lambda: Net(**(model or {})),
-                dataset() if data is None else data,
+            trainer = Trainer(
+                lambda: Net(**job.model),
+                job.data,
                 given,
                 world,
-                **{"loss": loss, **arguments, **(trainer or {})},
+                **{"loss": loss, **arguments, **job.trainer},
             )
-            job.train()
-            result.parameters = whole_parameters(job.model)
+            trainer.train()
+            result.parameters = whole_parameters(trainer.model)
         except CutOffError:
-            job.checkpoints.finish()  # a real end would end the thread that writes as well
+            assert trainer is not None
+            trainer.checkpoints.finish()  # a real end would end the thread that writes as well
         except Exception as error:  # noqa: BLE001 - the test looks at it
             result.error = f"{type(error).__name__}: {error}"
         if world.is_main and events.exists():
