@@ -50,8 +50,8 @@ class Transport(Protocol):
     """Whether nodes keep a process with torch imported between runs, so that ranks start fast."""
 
     silence: float | None
-    """Seconds without a word after which an agent takes its controller for gone, and the other way
-    round; None: in this kind of place the end of a stream always comes."""
+    """Seconds without a word after which an agent takes its controller for gone; None: in this
+    kind of place the end of its stdin always comes."""
 
     def up(self, progress: Progress, run_id: str | None = None) -> None:
         """Bring all nodes up; does nothing to those that are up already and as the topology says.

@@ -6,7 +6,7 @@ somebody has compared the fingerprint. Lines that begin with a marker (`@cert-au
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paramiko import HostKeys, PKey
@@ -39,25 +39,38 @@ class KnownHosts:
         Raises:
             LabError: one is there and cannot be read.
         """
-        self._files: list[tuple[Path, HostKeys]] = []
+        self._lines: list[tuple[Path, HostKeys]] = []  # paramiko keeps one key of a kind together
         for path in files:
             try:
-                self._files.append((path, HostKeys(str(path))))
+                self._lines += [(path, line) for line in _read(path)]
             except FileNotFoundError:
                 continue
             except (OSError, UnicodeDecodeError, InvalidHostKey) as error:
                 reason = getattr(error, "strerror", None) or f"it has a bad line ({error})"
                 raise LabError(f"the known hosts in {path} cannot be read: {reason}") from error
 
-    def keys(self, name: str) -> Iterable[tuple[Path, PKey]]:
+    def keys(self, name: str) -> Iterator[tuple[Path, PKey]]:
         """All keys of a host, by `entry_name`, each with the file that it is in."""
-        for path, keys in self._files:
-            for key in (keys.lookup(name) or {}).values():
+        for path, line in self._lines:
+            for key in (line.lookup(name) or {}).values():
                 yield path, key
 
     def file_of(self, name: str, key: PKey) -> Path | None:
         """The file that has this key for this host."""
         return next((path for path, known in self.keys(name) if known == key), None)
+
+
+def _read(path: Path) -> Iterator[HostKeys]:
+    for number, text in enumerate(path.read_text().splitlines(), 1):
+        if not text.strip() or text.lstrip().startswith("#"):
+            continue
+        entry = HostKeyEntry.from_line(text.strip(), number)
+        if entry is None or entry.key is None:  # a marker, or a kind of key that is not for us
+            continue
+        line = HostKeys()
+        for name in entry.hostnames or ():
+            line.add(name, entry.key.get_name(), entry.key)
+        yield line
 
 
 def add_key(path: Path, name: str, key: PKey) -> None:

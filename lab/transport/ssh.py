@@ -128,17 +128,18 @@ class SshTransport:
         env: Mapping[str, str] | None = None,
         tty: bool = False,
     ) -> SshChannel:
-        """See `Transport`. Without `cwd`: in what was deployed, else in the home."""
-        host = self.host(node)
+        """See `Transport`. Without `cwd` it is the user's own command, and the host is not asked.
+
+        It starts in what was deployed from here, else in the home, and finds nothing of lab's.
+        """
         env = {**(env or {}), "LAB_NODE": node.name}
-        run_dir = env.get("LAB_RUN_DIR")
-        command = remote_command(
-            argv,
-            cwd=[cwd] if cwd is not None else [self.place(node, self.workdir), host.home],
-            env=env,
-            folder=None if run_dir is None else f"{run_dir}/{node.name}",
-            path=self._code(node),
-        )
+        if cwd is None:
+            command = remote_command(argv, cwd=[Release(self.layout.current).code, "~/"], env=env)
+        else:
+            run_dir = env.get("LAB_RUN_DIR")
+            folder = None if run_dir is None else f"{run_dir}/{node.name}"
+            code = self._code(node)
+            command = remote_command(argv, cwd=[cwd], env=env, folder=folder, path=code)
         return SshChannel(self.hosts.connection(node), command, tty=tty)
 
     def start_bare(self, node: Node, argv: Sequence[str]) -> SshChannel:

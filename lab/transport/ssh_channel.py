@@ -35,8 +35,10 @@ def remote_command(
     A login shell (fish, csh) only has to take one quoted word apart; /bin/sh does the rest. That
     stays, as the parent, to tell of a signal as shells do: 128 + n.
 
+    Where the command's own path or a folder of `cwd` begins with `~/`, that is the home there.
+
     Args:
-        argv: the command; where its path begins with `~/`, that is the home there.
+        argv: the command.
         cwd: where it starts: the first of these folders that is there; none: the home.
         env: variables that it has beside the host's own. Others on the host can see them.
         folder: made before, if need be.
@@ -47,16 +49,18 @@ def remote_command(
     if folder is not None:
         lines.append(f"mkdir -p -- {quote(folder)} || exit 1")
     if cwd:
-        ways = [f"cd -- {quote(place)} 2>/dev/null" for place in cwd]
+        ways = [f"cd -- {_at_home(place)} 2>/dev/null" for place in cwd]
         missing = f"echo {quote(f'there is no folder {cwd[-1]}')} >&2"
         lines.append(" || ".join([*ways, f"{{ {missing}; exit 1; }}"]))
     if path is not None:
         lines.append(f'export PYTHONPATH={quote(path)}"${{PYTHONPATH:+:$PYTHONPATH}}"')
     lines += [f"export {quote(f'{name}={value}')}" for name, value in (env or {}).items()]
-    command, *arguments = argv
-    home, rest = ('"$HOME"/', command[2:]) if command.startswith("~/") else ("", command)
-    lines += [f"{home}{quote(rest)} {shlex.join(arguments)}", "exit $?"]
+    lines += [f"{_at_home(argv[0])} {shlex.join(argv[1:])}", "exit $?"]
     return f"exec /bin/sh -c {quote('; '.join(lines))}"
+
+
+def _at_home(path: str) -> str:
+    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 
 class SshChannel:

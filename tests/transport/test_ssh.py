@@ -1,0 +1,314 @@
+"""Hosts over a real SSH server: what works, and what is said where it does not."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab.errors import LabError, UsageError
+from lab.topology import Topology, parse_topology
+from lab.transport.ssh import SshTransport
+from lab.transport.ssh_channel import ConnectionLostError
+from lab.transport.ssh_lab import KeyPair
+from tests.sshd import SshPlace, write_private
+
+ECHO = "import sys; data = sys.stdin.read(); print(data, end=''); print('!', file=sys.stderr)"
+
+
+def transport(place: SshPlace, text: str | None = None, **ssh: object) -> SshTransport:
+    topology = parse_topology(text if text is not None else place.topology(**ssh))
+    return SshTransport(topology, place.folder)
+
+
+def reach(hosts: SshTransport) -> None:
+    """Connect to all nodes."""
+    hosts.hosts.each(lambda node: hosts.hosts.connection(node))
+
+
+def refusal(hosts: SshTransport) -> str:
+    with pytest.raises(LabError) as caught:
+        reach(hosts)
+    return str(caught.value)
+
+
+def test_streams_exit_code_and_stdin(place: SshPlace) -> None:
+    hosts = transport(place)
+    node = hosts.topology.nodes[0]
+    channel = hosts.start(node, [sys.executable, "-c", ECHO])
+    text = "ä\n" * 200_000
+    channel.send(text.encode())
+    assert channel.finish() == (0, text.encode(), b"!\n")
+    code, out, _ = hosts.start(node, ["sh", "-c", "echo $LAB_NODE; kill -KILL $$"]).finish()
+    assert (code, out) == (137, b"h0\n")
+
+
+def test_many_commands_share_one_connection(place: SshPlace) -> None:
+    hosts = transport(place)
+    node = hosts.topology.nodes[0]
+    channels = [hosts.start(node, ["cat"]) for _ in range(9)]
+    for number, channel in enumerate(channels):
+        channel.send(str(number).encode())
+    assert [channel.finish()[1] for channel in channels] == [str(n).encode() for n in range(9)]
+    log = (place.server.folder / "log").read_text()
+    assert log.count("Accepted publickey") == 1
+
+
+def test_a_wrong_port_names_user_host_and_port(place: SshPlace) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        port = taken.getsockname()[1]
+        said = refusal(transport(place, port=port, user="jane"))
+    assert said.startswith(f"h0: no connection to jane@127.0.0.1:{port}: Connection refused")
+
+
+def test_a_name_that_cannot_be_resolved(place: SshPlace) -> None:
+    text = place.topology().replace("127.0.0.1", "no-such-host.invalid")
+    assert "no-such-host.invalid" in refusal(transport(place, text))
+
+
+def test_a_host_that_does_not_answer_is_given_up(place: SshPlace) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        place.ssh_config("Host *\n    ConnectTimeout 1\n")
+        port = silent.getsockname()[1]
+        said = refusal(transport(place, port=port))
+    assert f"127.0.0.1:{port}: " in said
+    assert "banner" in said or "no answer" in said
+
+
+def test_one_silent_host_among_many_is_the_one_that_is_named(place: SshPlace) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        place.ssh_config(
+            f"Host slow\n    HostName 127.0.0.1\n    Port {silent.getsockname()[1]}\n"
+            f"    ConnectTimeout 1\nHost good*\n    HostName 127.0.0.1\n"
+            f"    Port {place.server.port}\n"
+        )
+        nodes = "nodes: [good0, slow, good1]"
+        text = re.sub("nodes: .*", nodes, place.topology(port=None))
+        hosts = transport(place, text)
+        said = refusal(hosts)
+    assert said.startswith("slow: ")
+    assert "good" not in said
+    good = hosts.topology.nodes[0]
+    assert hosts.start(good, ["true"]).finish()[0] == 0
+
+
+def test_a_wrong_key_is_named(place: SshPlace) -> None:
+    wrong = place.folder / "wrong"
+    write_private(wrong, KeyPair.new().private)
+    said = refusal(transport(place, identity_file=wrong))
+    assert "permission denied" in said
+    assert str(wrong) in said
+    assert "ssh-copy-id" in said
+
+
+def test_without_a_terminal_no_password_is_asked_for(place: SshPlace) -> None:
+    place.ssh_config(f"Host *\n    IdentityFile {place.folder}/none\n")
+    assert "there is no key to try" in refusal(transport(place, identity_file=None))
+
+
+def test_an_identity_file_that_is_not_there(place: SshPlace) -> None:
+    with pytest.raises(UsageError, match=r"ssh\.identity_file: there is no file"):
+        transport(place, identity_file="/no/such")
+
+
+def test_keys_of_the_agent(place: SshPlace, agent: None) -> None:
+    place.ssh_config(f"Host *\n    IdentityFile {place.folder}/none\n")
+    reach(transport(place, identity_file=None))
+
+
+@pytest.fixture
+def agent(place: SshPlace, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """ssh-agent with the key that the server lets in."""
+    path = place.folder / "agent"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
+    try:
+        while not path.exists():
+            assert process.poll() is None
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+        subprocess.run(["ssh-add", "-q", place.server.identity], check=True, timeout=60)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def test_an_unknown_host_key_is_refused_with_its_fingerprint(place: SshPlace) -> None:
+    place.known.write_text("")
+    said = refusal(transport(place))
+    assert re.search(r"host key is not known \(SHA256:[\w+/]{43}\)", said)
+    assert "lab trust 127.0.0.1" in said
+    assert place.known.read_text() == ""
+
+
+def test_a_changed_host_key_is_refused_loudly(place: SshPlace) -> None:
+    place.server.stop()
+    place.server.new_host_key()
+    place.server.start()
+    said = refusal(transport(place))
+    assert "ITS HOST KEY HAS CHANGED" in said
+    assert len(set(re.findall(r"SHA256:[\w+/]{43}", said))) == 2
+    assert str(place.known) in said
+    assert "lab trust --replace 127.0.0.1" in said
+
+
+def test_any_key_of_a_host_that_is_known_will_do(place: SshPlace) -> None:
+    other = KeyPair.new().public
+    place.known.write_text(f"[127.0.0.1]:{place.server.port} {other}\n{place.known.read_text()}")
+    reach(transport(place))
+
+
+def test_a_jump_host_is_checked_as_well(place: SshPlace) -> None:
+    there = f"HostName 127.0.0.1\n    Port {place.server.port}\n"
+    place.ssh_config(f"Host jump\n    {there}Host inner\n    {there}    ProxyJump jump\n")
+    text = re.sub("nodes: .*", "nodes: [inner]", place.topology(port=None))
+    assert transport(place, text).hosts.address(parse_topology(text).nodes[0]) == "127.0.0.1"
+    reach(transport(place, text))
+    log = (place.server.folder / "log").read_text()
+    assert log.count("Accepted publickey") == 2
+    place.known.write_text("")
+    assert "its host key is not known" in refusal(transport(place, text))
+
+
+def test_jumps_in_a_ring(place: SshPlace) -> None:
+    place.ssh_config("Host a\n    ProxyJump b\nHost b\n    ProxyJump a\n")
+    text = re.sub("nodes: .*", "nodes: [a]", place.topology(port=None))
+    with pytest.raises(UsageError, match="ProxyJump leads from b back to a"):
+        transport(place, text)
+
+
+def test_the_configuration_says_user_port_and_host(place: SshPlace) -> None:
+    place.ssh_config(f"Host gpu\n    HostName 127.0.0.1\n    Port {place.server.port}\n")
+    text = re.sub("nodes: .*", "nodes: [{name: gpu, address: 10.0.0.1}]", place.topology(port=None))
+    hosts = transport(place, text)
+    reach(hosts)
+    assert hosts.address(hosts.topology.nodes[0]) == "10.0.0.1"
+
+
+def test_no_python(place: SshPlace) -> None:
+    hosts = transport(place, python="/no/python")
+    with pytest.raises(LabError, match=r"has no /no/python: install it.*ssh\.python"):
+        hosts.host(hosts.topology.nodes[0])
+
+
+def test_a_python_that_is_too_old(place: SshPlace) -> None:
+    old = place.folder / "old"
+    code = "import sys; sys.version_info = (3, 6, 9); exec(sys.argv[1])"
+    old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$4"\n')
+    old.chmod(0o755)
+    hosts = transport(place, python=old)
+    with pytest.raises(LabError, match=r"is Python 3\.6\.9; it takes 3\.11 or newer"):
+        hosts.host(hosts.topology.nodes[0])
+
+
+def test_a_python_that_does_not_work(place: SshPlace) -> None:
+    hosts = transport(place, python="/bin/false")
+    with pytest.raises(LabError, match=r"/bin/false on .* does not work"):
+        hosts.host(hosts.topology.nodes[0])
+
+
+def test_a_workdir_that_cannot_be_written(place: SshPlace) -> None:
+    hosts = transport(place, workdir="/dev/null/lab")
+    with pytest.raises(LabError, match="/dev/null/lab cannot be written: Not a directory"):
+        hosts.up(lambda _line: None)
+
+
+def test_one_machine_under_two_names(place: SshPlace) -> None:
+    there = f"HostName 127.0.0.1\n    Port {place.server.port}\n"
+    place.ssh_config(f"Host a\n    {there}Host b\n    {there}")
+    text = re.sub("nodes: .*", "nodes: [a, b]", place.topology(port=None))
+    with pytest.raises(UsageError, match="a and b are the same machine"):
+        transport(place, text).up(lambda _line: None)
+
+
+def test_a_connection_that_is_lost_says_so_and_is_made_again(place: SshPlace) -> None:
+    hosts = transport(place)
+    node = hosts.topology.nodes[0]
+    channel = hosts.start(node, ["sh", "-c", "echo here; exec cat"])
+    output = channel.output()
+    assert next(output) == ("out", b"here\n")
+    place.server.cut()
+    with pytest.raises(
+        ConnectionLostError, match=rf"connection to .*:{place.server.port} was lost"
+    ):
+        list(output)
+    assert not hosts.alive(node)
+    assert hosts.start(node, ["true"]).finish()[0] == 0
+
+
+def test_stdin_ends_where_the_connection_does(place: SshPlace) -> None:
+    """By this an agent ends its ranks."""
+    hosts = transport(place)
+    said = place.folder / "said"
+    script = f"echo $$; cat; echo ended > {said}"
+    channel = hosts.start(hosts.topology.nodes[0], ["sh", "-c", script])
+    output = channel.output()
+    next(output)
+    os.mkfifo(said)
+    place.server.cut()
+    assert said.read_text() == "ended\n"  # waits for whoever writes it
+
+
+def test_a_terminal_of_its_size(place: SshPlace) -> None:
+    hosts = transport(place)
+    channel = hosts.start(hosts.topology.nodes[0], ["sh", "-c", "read _; stty size"], tty=True)
+    channel.resize(33, 77)
+    channel.send(b"\n")
+    text = b"".join(data for _, data in channel.output())
+    assert b"33 77" in text
+    assert channel.wait(60) == 0
+
+
+def test_the_interface_towards_a_neighbour() -> None:
+    from lab.node.host import interface_towards
+
+    found = interface_towards("127.0.0.1")
+    assert found == ("lo" if sys.platform == "linux" else None)
+
+
+def test_what_a_topology_says_of_interfaces_wins(place: SshPlace) -> None:
+    text = place.topology().replace("address:", "interface: eth7, address:")
+    hosts = transport(place, text)
+    env = hosts.default_env(hosts.topology.nodes[0])
+    assert env == {"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "eth7"}
+
+
+def test_lab_files_are_nowhere_but_in_the_working_directory(place: SshPlace) -> None:
+    hosts = transport(place)
+    node = hosts.topology.nodes[0]
+    inside = hosts.place(node, place.folder / "data" / "x")
+    assert inside.startswith(f"{place.host}/")
+    assert inside.endswith("/current/code/data/x")
+    assert "/runs/r1" in hosts.place(node, place.folder / "runs" / "r1")
+    with pytest.raises(UsageError, match="is not on the hosts"):
+        hosts.place(node, Path("/etc/passwd"))
+
+
+def test_topologies_have_no_port_but_what_ssh_says() -> None:
+    assert Topology.model_validate({"on": "ssh", "nodes": 1}).ssh.port is None
+
+
+def test_json_of_a_question_survives_strange_names(place: SshPlace) -> None:
+    strange = place.folder / "host ünï 'x'"
+    hosts = transport(place, workdir=json.dumps(str(strange), ensure_ascii=False))
+    assert hosts.host(hosts.topology.nodes[0]).workdir == str(strange)
+
+
+def test_a_server_that_ends_a_session_by_a_signal(place: SshPlace) -> None:
+    hosts = transport(place)
+    channel = hosts.start(hosts.topology.nodes[0], ["sh", "-c", "echo $PPID; exec cat"])
+    output = channel.output()
+    parent = int(next(output)[1])
+    os.kill(parent, signal.SIGKILL)
+    assert list(output) == []
+    assert channel.wait(60) == 255
