@@ -27,11 +27,11 @@ Read
 
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import chain
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -49,65 +49,69 @@ TOLERANCE = 1e-6
 Data = list[tuple[Tensor, Tensor]]
 
 
+@dataclass(frozen=True)
+class Way:
+    """A way to accumulate, and what theory says of it."""
+
+    title: str
+    quiet: int
+    """How many microbatches, from the first on, are in no_sync."""
+    averages: int
+    """How many backwards communicate."""
+    forward_inside: bool = True
+
+
+WAYS = (
+    Way("without no_sync", 0, MICROBATCHES),
+    Way("no_sync, all but the last", MICROBATCHES - 1, 1),
+    Way("no_sync, only backward inside", MICROBATCHES - 1, MICROBATCHES, forward_inside=False),
+    Way("no_sync, the last one, too", MICROBATCHES, 0),
+)
+
+
 def exercise(notebook: Notebook) -> None:
-    """Three ways to accumulate, each beside one process."""
+    """Each way beside one process."""
     world = notebook.world
     everybodys = [microbatches(rank, world.device) for rank in range(world.size)]
-    mine = everybodys[world.rank]
-
     alone = build().to(world.device)
-    for batches in everybodys:
-        for inputs, targets in batches:
-            (mse_loss(alone(inputs), targets) / MICROBATCHES / world.size).backward()
+    for inputs, targets in chain(*everybodys):
+        (mse_loss(alone(inputs), targets) / MICROBATCHES / world.size).backward()
     expected = gradients(alone)
 
-    messages = []
-
-    def counting(state: None, bucket: Bucket) -> Pending:
-        messages.append(bucket.index())
-        return allreduce_hook(state, bucket)
-
-    def accumulate(inside: Callable[[int], bool], *, only_backward: bool = False) -> Tensor:
-        """The gradient; `inside` says which microbatches are in no_sync."""
-        torch.manual_seed(0)
+    for way in WAYS:
         model = DistributedDataParallel(build().to(world.device), bucket_cap_mb=0)
-        model.register_comm_hook(None, counting)
-        messages.clear()
-        for number, (inputs, targets) in enumerate(mine):
-            quiet: AbstractContextManager[None] = nullcontext()
-            if inside(number):
-                quiet = model.no_sync()
-            outputs = model(inputs) if only_backward else None
-            with quiet:
-                outputs = model(inputs) if outputs is None else outputs
-                (mse_loss(outputs, targets) / MICROBATCHES).backward()
-        buckets.append(len(model.reducer.buckets))
-        return gradients(model)
+        messages: list[int] = []
+        model.register_comm_hook(messages, counting)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            accumulate(model, everybodys[world.rank], way)
+        each = len(list(model.parameters()))  # with bucket_cap_mb=0
+        notebook.expect(f"{way.title}: messages", len(messages), way.averages * each)
+        difference = apart(gradients(model), expected)
+        what = f"{way.title}: difference to one process"
+        if way.averages:
+            notebook.expect_at_most(what, difference, TOLERANCE)
+        else:
+            notebook.judge(what, difference > TOLERANCE, difference, "nobody averages")
+        if not way.forward_inside:
+            notebook.judge("a warning says so", bool(caught), len(caught), "at least 1")
 
-    buckets: list[int] = []
-    each = accumulate(lambda _: False)
-    notebook.expect("messages without no_sync", len(messages), MICROBATCHES * buckets[0])
-    what = "difference to one process, without no_sync"
-    notebook.expect_at_most(what, apart(each, expected), TOLERANCE)
 
-    last = accumulate(lambda number: number < MICROBATCHES - 1)
-    notebook.expect("messages with no_sync for all but the last", len(messages), buckets[0])
-    what = "difference to one process, with no_sync"
-    notebook.expect_at_most(what, apart(last, expected), TOLERANCE)
+def accumulate(model: DistributedDataParallel, data: Data, way: Way) -> None:
+    """Add up the gradients of all microbatches."""
+    for number, (inputs, targets) in enumerate(data):
+        quiet = number < way.quiet
+        outputs = None if way.forward_inside else model(inputs)
+        with model.no_sync() if quiet else nullcontext():
+            if outputs is None:
+                outputs = model(inputs)
+            (mse_loss(outputs, targets) / MICROBATCHES).backward()
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        accumulate(lambda number: number < MICROBATCHES - 1, only_backward=True)
-    notebook.expect("messages with only backward inside", len(messages), MICROBATCHES * buckets[0])
-    notebook.judge("a warning says so", bool(caught), len(caught), "at least 1")
 
-    never = accumulate(lambda _: True)
-    notebook.expect("messages with the last one inside, too", len(messages), 0)
-    lowest, highest = never.clone(), never.clone()
-    dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
-    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-    parted = apart(highest, lowest)
-    notebook.judge("and the ranks' gradients part by", parted > 0, parted, "more than 0")
+def counting(messages: list[int], bucket: Bucket) -> Pending:
+    """A communication hook that notes each message's bytes."""
+    messages.append(bucket.buffer().nbytes)
+    return allreduce_hook(None, bucket)
 
 
 def build() -> nn.Module:
