@@ -201,6 +201,8 @@ def run(
     else:
         if module or not python or min_nodes is not None:
             raise UsageError("module, python and min_nodes are for scripts, not for functions")
+        if loaded.on == "ssh":  # what it returns would be pickles that came over a network
+            raise UsageError("functions are not for hosts over ssh; put it into a script")
         call = Call.of(what, args, kwargs or {}, cwd=here, local=loaded.on == "local")
         settings["module"] = True
         job = Job.from_command_line(call.words, topology=loaded, cwd=here, **settings)
