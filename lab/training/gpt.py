@@ -42,15 +42,15 @@ TEMPERATURE = 0.8
 class GptOptions(Options):
     """What the command line can say."""
 
-    steps: int | None = 400
+    steps: int | None = 300
     batch_size: int = 12
     lr: float = 3e-3
     schedule: Literal["constant", "cosine", "linear"] = "cosine"
-    warmup: int = 40
+    warmup: int = 30
     clip: float | None = 1.0
     report_every: int = 50
     evaluate_every: int = 100
-    save_every: int = 200
+    save_every: int = 100
 
     context: int = 64
     """Bytes that the model sees at once."""
@@ -160,6 +160,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = GptOptions(**vars(parser.parse_args(argv)))
     if options.width % options.heads:
         parser.error(f"--width {options.width} does not divide among --heads {options.heads}")
+    if not options.prompt:
+        parser.error("--prompt is empty: a text begins with something")
     return run(PROGRAM, options, train)
 
 
