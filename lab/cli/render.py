@@ -1,12 +1,16 @@
 """`lab render`: exactly what would be started, as text."""
 
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lab.cli.check import TopologyArgument
 from lab.cli.options import BackendOption, NodesOption, OnOption, SlotsOption
+
+if TYPE_CHECKING:
+    from lab.topology import Topology
 
 
 class Form(StrEnum):
@@ -16,6 +20,7 @@ class Form(StrEnum):
     ENV = "env"
     HOSTFILE = "hostfile"
     SBATCH = "sbatch"
+    SSH = "ssh"
 
 
 def render(
@@ -24,7 +29,7 @@ def render(
         typer.Option(
             "--as",
             help="A Compose file; each rank's environment for a shell; ADDRESS slots=N lines; "
-            "a job script for Slurm.",
+            "a job script for Slurm; what lab deploy and lab run do on hosts.",
             show_default=False,
         ),
     ],
@@ -50,8 +55,20 @@ def render(
         from lab.batch.script import render_sbatch
 
         text = render_sbatch(loaded)
+    elif form is Form.SSH:
+        text = _ssh(loaded)
     else:
         from lab.transport.hostfile import render_hostfile
 
         text = render_hostfile(loaded)
     print(text, end="" if text.endswith("\n") else "\n")
+
+
+def _ssh(topology: "Topology") -> str:
+    from lab.deploy.deployment import Plan
+    from lab.deploy.render import render_ssh
+    from lab.transport.ssh_hosts import SshHosts
+
+    hosts = SshHosts(topology)
+    places = {node.name: hosts.unopened(node).place for node in topology.nodes}
+    return render_ssh(Plan.of(topology, Path.cwd(), None), places)

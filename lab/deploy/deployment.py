@@ -18,7 +18,7 @@ from typing import Protocol
 from lab.deploy.layout import Layout, Release
 from lab.deploy.packages import Environment, Packages, Platform
 from lab.deploy.tree import Tree, read_tree
-from lab.deploy.visit import Message, Start, Visit
+from lab.deploy.visit import Message, Start, Visit, hello, stage
 from lab.errors import LabError
 from lab.topology import Node, Topology
 from lab.transport.base import Progress
@@ -257,7 +257,7 @@ class _Deployment:
         visit = Visit(node, self._start, ssh.python, say)
         with self._lock:
             self._visits[node.name] = visit
-        host = visit.ask("hello", "host", workdir=layout.workdir, project=layout.project)
+        host = visit.ask("hello", "host", **hello(layout))
         with self._lock:
             self._hosts[node.name] = host
 
@@ -289,9 +289,9 @@ class _Deployment:
 
     def _stage(self, node: Node) -> None:
         visit, environment = self._visits[node.name], self._environments[node.name]
-        entries = [entry.as_data() for entry in self._plan.tree.entries]
-        content = self._plan.tree.content
-        visit.send("stage", content=content, environment=environment.as_data(), entries=entries)
+        tree = self._plan.tree
+        entries = [entry.as_data() for entry in tree.entries]
+        visit.send("stage", **stage(tree, environment.as_data(), entries))
         sent = 0
         if environment.key not in self._hosts[node.name]["environments"]:
             wanted = visit.expect("want")["hashes"]
@@ -299,7 +299,7 @@ class _Deployment:
             sent += visit.send_files(wanted, wheels, "sending packages")
         wanted = visit.expect("want")["hashes"]
         files = f"sending {len(wanted)} file{'s' * (len(wanted) != 1)}"
-        sent += visit.send_files(wanted, self._plan.tree.sources, files)
+        sent += visit.send_files(wanted, tree.sources, files)
         visit.expect("staged")
         self._watcher.step(node.name, "staged", sent, sent)
         with self._lock:

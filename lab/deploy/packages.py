@@ -23,6 +23,7 @@ from lab.transport.image_context import asset
 from lab.transport.requirements import Requirements
 
 CPU_INDEX = re.compile(r"\$\{TORCH_INDEX_URL:-(\S+)\}")
+OWN_PACKAGES = "a host whose own Python has torch keeps that, and gets only what you require"
 _OF_TORCH = ("torch-", "nvidia_", "triton-")
 _OLDEST_GLIBC = 5
 """manylinux_2_5, the first of its kind (PEP 600)."""
@@ -132,6 +133,11 @@ class Packages:
         text = "\0".join(str(line) for line in lines)
         key = hashlib.sha256(text.encode()).hexdigest()[:16]
         return Environment(key, own, cache_folder() / "wheels" / key, self.requirements)
+
+    @property
+    def lines(self) -> list[str]:
+        """All of it, a requirement a line."""
+        return self._wanted.strip().splitlines()
 
     @property
     def _wanted_beside(self) -> str:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lab.deploy.layout import Layout
 from lab.deploy.program import program, start_line
-from lab.deploy.tree import in_words
+from lab.deploy.tree import Tree, in_words
 from lab.errors import LabError
 from lab.topology import Node
 from lab.transport.base import Channel
@@ -24,6 +25,16 @@ MODULES = [
     f"lab.deploy.host.{name}" for name in ("wire", "files", "releases", "environments", "session")
 ]
 Message = dict[str, Any]
+
+
+def hello(layout: Layout) -> Message:
+    """Asks what a host is and has."""
+    return {"workdir": layout.workdir, "project": layout.project}
+
+
+def stage(tree: Tree, environment: Message, entries: list[Any]) -> Message:
+    """Asks to have a version beside the one in use."""
+    return {"content": tree.content, "environment": environment, "entries": entries}
 
 
 class Visit:
