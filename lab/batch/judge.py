@@ -7,6 +7,7 @@ from signal import Signals
 from lab.batch.slurm import JobState
 from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_TIMEOUT
 from lab.node.protocol import Message
+from lab.node.task import SHARE
 from lab.runs.failures import Failures
 from lab.runs.verdict import Failure, Kind, Verdict
 from lab.topology import Topology
@@ -91,9 +92,26 @@ def _without_failure(told: Told) -> tuple[Kind, int, str]:
     if told.job.state in ("CANCELLED", "PREEMPTED"):
         return "interrupted", EXIT_INTERRUPTED, f"the job {told.job}"
     ranks = {message["rank"] for message in told.events if message["type"] == "exit"}
+    unheard = _unheard(told)
+    if told.code == 0 and unheard:
+        return "lab-error", EXIT_FAILURE, unheard
     if told.code == 0 and ranks:
         return "ok", 0, f"{len(ranks)} rank{'s' * (len(ranks) > 1)} ended well"
     if told.code == 0 or not ranks:
         words = f": {told.words}" if told.words else ""
         return "not-started", told.code or EXIT_FAILURE, f"no rank has begun{words}; {told.job}"
     return "lab-error", told.code or EXIT_FAILURE, f"all ranks ended well, and the job {told.job}"
+
+
+def _unheard(told: Told) -> str:
+    """Whose files have not arrived, though all ended well; empty: all did.
+
+    Each rank writes into the run directory. Where that is another folder of the same name on some
+    host, nobody there notices.
+    """
+    began = {m["rank"] for m in told.events if m["type"] == "started"}
+    if told.topology.is_elastic and began:
+        return ""  # some nodes may not have been there
+    nodes = {rank.node.name for rank in told.topology.ranks() if rank.rank not in began}
+    names = ", ".join(sorted(nodes))
+    return f"nothing that {names} wrote has arrived here: {SHARE}" if nodes else ""

@@ -90,9 +90,7 @@ class Container:
         answer = _answer(
             ["docker", "exec", *where, self._name, *argv], Path.cwd(), missing="docker"
         )
-        if answer.code != 0 and answer.err.startswith(
-            ("Error: No such container", "Error respons")
-        ):
+        if answer.code != 0 and answer.err.startswith(NO_CONTAINER):
             raise LabError(
                 f"slurm.login: the container {self._name} is not there: make slurm-lab starts it"
             )

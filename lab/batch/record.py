@@ -64,13 +64,12 @@ class Record:
     """All ranks of a job."""
 
     def __init__(self, run: Path, topology: Topology) -> None:
-        elastic = topology.min_nodes is not None and topology.min_nodes < topology.nnodes
         nodes = [node.name for node in topology.nodes]
         self._ranks = [
             RankRecord(run / name, name, rank.rank)
             for rank in topology.ranks()
             # With fewer nodes than asked for, torchrun numbers them as they come.
-            for name in (nodes if elastic else [rank.node.name])
+            for name in (nodes if topology.is_elastic else [rank.node.name])
         ]
         self.restart = -1
         """How often the job has begun again, as far as its ranks have told."""

@@ -4,8 +4,6 @@ The job goes on without us. Whoever asks for it later finds its id in state.json
 said in their files; once it is over, he writes the verdict down.
 """
 
-import io
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -13,14 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lab.batch.code import link_code
+from lab.batch.heard import Heard
 from lab.batch.judge import Told, judge
 from lab.batch.login import login_of
 from lab.batch.record import Record
 from lab.batch.script import render_sbatch
 from lab.batch.slurm import JobState, Slurm
-from lab.errors import LabError, UsageError
-from lab.node.task import NODES
-from lab.runs.directory import RunDirectory, RunFiles, explained
+from lab.batch.states import states
+from lab.errors import UsageError
+from lab.node.task import NODES, SHARE
+from lab.runs.directory import RunDirectory, explained
 from lab.runs.files import write_atomically, write_json
 from lab.runs.hints import hint_for
 from lab.runs.job import Job
@@ -28,16 +29,12 @@ from lab.runs.last_lines import LastLines
 from lab.runs.listener import Listener
 from lab.runs.verdict import Verdict
 from lab.topology import Topology, load_topology
-from lab.transport.ssh_bundle import bundle
 
-ASK_EVERY = 10.0
-"""Seconds between two questions to the scheduler, which serves everybody."""
 POLL = 0.2
+"""Seconds between two looks at what the ranks have written."""
 SCRIPT = "job.sbatch"
 OUTPUT = "slurm.out"
 """What the job script itself says."""
-CODE = "code"
-"""Lab's own code for the ranks, beside the runs and linked to in each."""
 
 
 class BatchRun:
@@ -49,7 +46,7 @@ class BatchRun:
         self.topology = load_topology(str(directory.path / "topology.yaml"))
         self._job = Job(**{**directory.read_json("job.json"), "cwd": directory.path.parent.parent})
         self.job_id = str(directory.info()["slurm"]["job"])
-        self._slurm = slurm_of(self.topology, directory.path.parent.parent)
+        self.slurm = slurm_of(self.topology, directory.path.parent.parent)
 
     @classmethod
     def submit(
@@ -83,7 +80,7 @@ class BatchRun:
             with explained(path):
                 write_atomically(path / SCRIPT, script)
                 write_json(path / NODES, _nodes(topology))
-                _link_code(path)
+                link_code(path)
                 if prepare is not None:
                     prepare(path)
             slurm = slurm_of(topology, job.start_folder)
@@ -96,8 +93,8 @@ class BatchRun:
         return cls(directory)
 
     def state(self) -> JobState:
-        """Where the job is; what was heard less than `ASK_EVERY` ago will do."""
-        (state,) = states([self])
+        """Where the job is, as of a few seconds ago: see `states`."""
+        (state,) = states(self.slurm, [self.directory])
         return state
 
     def cancel(self) -> None:
@@ -106,7 +103,7 @@ class BatchRun:
         Raises:
             LabError: Slurm refuses.
         """
-        self._slurm.cancel(self.job_id)
+        self.slurm.cancel(self.job_id)
 
     def requeue(self) -> None:
         """Have the job begin again.
@@ -114,7 +111,7 @@ class BatchRun:
         Raises:
             LabError: Slurm refuses.
         """
-        self._slurm.requeue(self.job_id)
+        self.slurm.requeue(self.job_id)
         (self.directory.path / "ended").unlink(missing_ok=True)
         self.directory.note(state="running")
 
@@ -138,7 +135,7 @@ class BatchRun:
     def follow(self, listeners: Sequence[Listener] = ()) -> Verdict:
         """Hand on what the ranks say until the job is over; the verdict, which is written down."""
         record = Record(self.directory.path, self.topology)
-        heard = _Heard(self.directory, listeners)
+        heard = Heard(self.directory, listeners)
         while True:
             ended = self._ended()
             state = JobState("COMPLETED") if ended is not None else self.state()
@@ -165,8 +162,10 @@ class BatchRun:
         self, record: Record, state: JobState, code: int | None, last_lines: LastLines
     ) -> Verdict:
         """Write down how the job ended."""
-        output = self.directory.path / OUTPUT
-        said = output.read_text(errors="replace").split("\n") if output.exists() else []
+        try:
+            said = (self.directory.path / OUTPUT).read_text(errors="replace").split("\n")
+        except OSError:  # its host writes elsewhere
+            said = [f"what it said has not arrived in {self.directory.path}: {SHARE}"]
         words = next((line.strip() for line in reversed(said) if line.strip()), "")
         verdict = judge(Told(self.topology, record.events, state, code, words))
         if verdict.first is not None:
@@ -180,74 +179,6 @@ class BatchRun:
         return verdict
 
 
-class _Heard:
-    """What the ranks of a job tell, kept and handed on."""
-
-    def __init__(self, directory: RunDirectory, listeners: Sequence[Listener]) -> None:
-        self.last_lines = LastLines()
-        self._directory = directory
-        self._listeners = listeners
-        (directory.path / "events.jsonl").unlink(missing_ok=True)  # read from the start each time
-        self._files = RunFiles(directory)
-        self._restart = -1
-
-    def log(self, node: str, rank: int, stream: str, text: str) -> None:
-        """Of a rank's output, which is in its own file."""
-        self.last_lines.log(rank, stream, text)
-        for listener in self._listeners:
-            listener.log(node, rank, stream, text)
-
-    def event(self, message: dict[str, Any]) -> None:
-        """Of a rank."""
-        if message["type"] == "started" and message["restart"] > self._restart:
-            if self._restart >= 0:
-                self.last_lines.clear()
-                self._tell({"type": "restart", "because": "the job was queued anew"})
-            self._restart = message["restart"]
-            run = {"type": "run", "id": self._directory.id, "master": None}
-            self._tell(run | {"restart": self._restart})
-        self._tell(message)
-
-    def _tell(self, message: dict[str, Any]) -> None:
-        self._files.event(message)
-        for listener in self._listeners:
-            listener.event(message)
-
-    def close(self) -> None:
-        """It is over."""
-        self._files.close()
-
-
-def states(runs: Sequence[BatchRun]) -> list[JobState]:
-    """Where the jobs of several runs of one cluster are, asked for at once and not too often.
-
-    What was heard is kept in state.json, so that this holds over several commands.
-    """
-    now = time.time()
-    heard = [run.directory.info()["slurm"] for run in runs]
-    old = [
-        run for run, one in zip(runs, heard, strict=True) if now - one.get("asked", 0) > ASK_EVERY
-    ]
-    found: dict[str, JobState] = {}
-    if old:
-        found = old[0]._slurm.states([run.job_id for run in old])
-    for run in old:
-        state = found[run.job_id]
-        run.directory.note(
-            slurm={
-                "job": run.job_id,
-                "asked": time.time(),
-                "state": state.state,
-                "reason": state.reason,
-                "hosts": state.hosts,
-            }
-        )
-    return [
-        found.get(run.job_id) or JobState(one["state"], one["reason"], one["hosts"])
-        for run, one in zip(runs, heard, strict=True)
-    ]
-
-
 def refresh(runs: Sequence[RunDirectory]) -> None:
     """Note the end of jobs that are over, among those that count as running."""
     batch = [BatchRun(run) for run in runs if run.state == "running" and "slurm" in run.info()]
@@ -258,7 +189,8 @@ def refresh(runs: Sequence[RunDirectory]) -> None:
         else:
             by_login.setdefault(run.topology.slurm.login, []).append(run)
     for group in by_login.values():
-        for run, state in zip(group, states(group), strict=True):
+        jobs = states(group[0].slurm, [run.directory for run in group])
+        for run, state in zip(group, jobs, strict=True):
             if not state.active:
                 run.follow()
 
@@ -289,23 +221,5 @@ def _nodes(topology: Topology) -> dict[str, Any]:
         "topology": topology.name,
         "names": [node.name for node in topology.nodes],
         "slots": [node.slots for node in topology.nodes],
-        "elastic": topology.min_nodes is not None and topology.min_nodes < topology.nnodes,
+        "elastic": topology.is_elastic,
     }
-
-
-def _link_code(run: Path) -> None:
-    """Put lab's code for the ranks where all hosts find it: once for each content."""
-    name, data = bundle()
-    folder = run.parent / f".{CODE}" / name
-    if not folder.is_dir():
-        folder.parent.mkdir(exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=folder.parent))
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
-            archive.extractall(temporary, filter="data")
-        temporary.chmod(0o755)
-        try:
-            temporary.rename(folder)
-        except OSError as error:
-            if not folder.is_dir():  # else somebody else has just done it
-                raise LabError(f"{folder} cannot be made: {error.strerror}") from error
-    (run / CODE).symlink_to(Path("..") / f".{CODE}" / name)

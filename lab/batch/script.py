@@ -35,7 +35,6 @@ def render_sbatch(topology: Topology, command: tuple[str, ...] | None = None) ->
         command = topology.job.argv
     slots = [node.slots for node in topology.nodes]
     counts = sorted(set(slots))
-    elastic = topology.min_nodes is not None and topology.min_nodes < topology.nnodes
     interfaces = [node.interface or "" for node in topology.nodes]
     return (
         _environment()
@@ -49,7 +48,7 @@ def render_sbatch(topology: Topology, command: tuple[str, ...] | None = None) ->
             slurm=slurm,
             options=_options(topology),
             min_nodes=topology.min_nodes or topology.nnodes,
-            elastic=elastic,
+            elastic=topology.is_elastic,
             slots=counts[0] if len(counts) == 1 else None,
             all_slots=_array(map(str, slots)),
             interface=interfaces[0] if len(set(interfaces)) == 1 else None,
@@ -57,7 +56,7 @@ def render_sbatch(topology: Topology, command: tuple[str, ...] | None = None) ->
             master=topology.master,
             env=topology.env,
             job=None if command is None else shlex.join(command),
-            srun=_srun(topology, elastic),
+            srun=_srun(topology),
             inside=_inside(topology),
         )
     )
@@ -65,13 +64,12 @@ def render_sbatch(topology: Topology, command: tuple[str, ...] | None = None) ->
 
 def _check(topology: Topology) -> None:
     slurm = topology.slurm
-    elastic = topology.min_nodes is not None and topology.min_nodes < topology.nnodes
-    if elastic and slurm.launcher == "srun":
+    if topology.is_elastic and slurm.launcher == "srun":
         raise UsageError(
             f"nodes: {_nodes(topology)}: only torchrun goes on with fewer nodes: take "
             "slurm.launcher: torchrun, or say one number"
         )
-    if elastic and len({node.slots for node in topology.nodes}) > 1:
+    if topology.is_elastic and len({node.slots for node in topology.nodes}) > 1:
         raise UsageError("nodes that may be missing must all have the same slots")
     gpus = slurm.gpus_per_node
     most = max(node.slots for node in topology.nodes)
@@ -94,7 +92,6 @@ def _options(topology: Topology) -> list[str]:
     cpus = slurm.cpus_per_task
     if cpus is None and not each_rank and most > 1:
         cpus = most  # a core for each rank of the node's one task
-    elastic = topology.min_nodes is not None and topology.min_nodes < topology.nnodes
     values: dict[str, Any] = {
         "job-name": slurm.job_name or topology.name,
         "nodes": _nodes(topology),
@@ -119,7 +116,7 @@ def _options(topology: Topology) -> list[str]:
         "exclusive": slurm.exclusive,
         "requeue": slurm.requeues > 0,
         "no-requeue": slurm.requeues == 0,
-        "no-kill": elastic,
+        "no-kill": topology.is_elastic,
     }
     return [
         *(f"{name}={value}" for name, value in values.items() if value is not None),
@@ -128,10 +125,10 @@ def _options(topology: Topology) -> list[str]:
     ]
 
 
-def _srun(topology: Topology, elastic: bool) -> str:
+def _srun(topology: Topology) -> str:
     """The options of srun. A rank that fails ends the others, but where they can do without it."""
     slurm = topology.slurm
-    words = ["--no-kill"] if elastic else ["--kill-on-bad-exit=1", "--wait=60"]
+    words = ["--no-kill"] if topology.is_elastic else ["--kill-on-bad-exit=1", "--wait=60"]
     if slurm.launcher == "srun":
         mixed = len({node.slots for node in topology.nodes}) > 1
         words.append(f"--distribution={'arbitrary' if mixed else 'block'}")

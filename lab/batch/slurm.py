@@ -12,13 +12,13 @@ from pathlib import Path
 from lab.batch.login import Answer, Login
 from lab.errors import LabError
 
-ACTIVE = frozenset(
+OVER = frozenset(
     (
-        *("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"),
-        *("COMPLETING", "STAGE_OUT", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"),
+        *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "REVOKED"),
+        *("NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "UNKNOWN"),
     )
 )
-"""States in which a job is not over (squeue(1), JOB STATE CODES)."""
+"""States in which a job is over (squeue(1), JOB STATE CODES); those that others wait in grow."""
 
 STATES = {
     "PENDING": "waits",
@@ -39,6 +39,7 @@ STATES = {
     "OUT_OF_MEMORY": "was killed for its memory",
     "PREEMPTED": "was preempted",
     "REVOKED": "was revoked",
+    "UNKNOWN": "is one that Slurm does not know any more",
 }
 REASONS = {
     "Priority": "others come first",
@@ -78,7 +79,7 @@ class JobState:
     @property
     def active(self) -> bool:
         """Whether it is not over."""
-        return self.state in ACTIVE
+        return self.state not in OVER
 
     def __str__(self) -> str:
         """In words, with Slurm's own behind them."""
@@ -137,7 +138,8 @@ class Slurm:
         answer = self._run(["squeue", "--noheader", "--states=all", wanted, "--format=%i|%T|%r|%N"])
         for line in answer.out.splitlines():
             job, state, reason, hosts = (*line.strip().split("|"), "", "", "")[:4]
-            found[job] = JobState(state, reason, hosts)
+            if job in jobs:  # else it is a warning
+                found[job] = JobState(state, reason, hosts)
         if answer.code != 0 and "Invalid job id" not in answer.err:
             raise LabError(f"squeue fails: {_words(answer)}")
         missing = [job for job in jobs if job not in found]

@@ -209,7 +209,9 @@ def rm(
     ] = False,
 ) -> None:
     """Remove the directories of runs that have ended, with their logs."""
+    from lab.batch.code import remove_unused
     from lab.runs import RunDirectory
+    from lab.runs.directory import RUNS
     from lab.transport.garbage import end_leftovers
 
     cwd = Path.cwd()
@@ -226,3 +228,4 @@ def rm(
         end_leftovers(run=run.path)  # by its directory gc knows whose they are
         run.remove()
         print(run.id)
+    remove_unused(cwd / RUNS)

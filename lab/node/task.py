@@ -33,6 +33,7 @@ from lab.node.spawn import RankStart, spawn_cold
 NODES = "nodes.json"
 """In the run directory: `{"topology": NAME, "names": [...], "slots": [...], "elastic": BOOL}`."""
 EVENTS = "events.jsonl"
+SHARE = "the folder that a job is submitted from must be on a file system that all hosts share"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What ends the rank, too. SIGUSR2, the warning, reaches each process of the job by itself."""
 
@@ -162,19 +163,24 @@ def main() -> int:
     run_dir = os.environ["LAB_RUN_DIR"]
     nodes = read(Path(run_dir) / NODES)
     if nodes is None:
-        print(
-            f"lab: error: {run_dir} cannot be read on {socket.gethostname()}: the folder that the "
-            "job was submitted from must be on a file system that all hosts share",
-            file=sys.stderr,
-        )
-        return 2
+        return _refuse(f"{run_dir} cannot be read on {socket.gethostname()}: {SHARE}")
     try:
         node, contract = place_of(os.environ, nodes)
     except PlaceError as error:
-        print(f"lab: error: {error}", file=sys.stderr)
-        return 2
+        return _refuse(str(error))
     slots = int(os.environ["LOCAL_WORLD_SIZE"])
-    return Task(node, {**launch_environment(os.environ, {}, slots), **contract}, command).run()
+    env = {**launch_environment(os.environ, {}, slots), **contract}
+    try:
+        task = Task(node, env, command)
+    except OSError as error:
+        where = f"{error.filename} cannot be written on {socket.gethostname()}"
+        return _refuse(f"{where}: {error.strerror}")
+    return task.run()
+
+
+def _refuse(reason: str) -> int:
+    print(f"lab: error: {reason}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

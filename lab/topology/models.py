@@ -127,6 +127,11 @@ class Topology(Section):
         return len(self.nodes)
 
     @property
+    def is_elastic(self) -> bool:
+        """Whether a job may begin with fewer nodes than there are here."""
+        return self.min_nodes is not None and self.min_nodes < self.nnodes
+
+    @property
     def world_size(self) -> int:
         """The number of ranks on all nodes together."""
         return self.first_ranks[-1]

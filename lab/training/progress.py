@@ -1,6 +1,5 @@
 """How far a training is, as its checkpoints have it, and where it begins."""
 
-import os
 import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -11,7 +10,23 @@ from torch import Tensor
 from lab.errors import UsageError
 from lab.training.options import Options
 from lab.training.order import Place
+from lab.training.preemption import has_begun_again
 from lab.training.world import World
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Over some steps and all ranks."""
+
+    loss: float = 0.0
+    """Times items."""
+    items: float = 0.0
+    steps: int = 0
+    seconds: float = 0.0
+    """Of training on the slowest rank: neither of evaluation nor of saving."""
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 @dataclass
@@ -28,6 +43,8 @@ class Progress:
     """Of the data set."""
     seed: int = 0
     """Of the order of the samples."""
+    row: Sums = Sums()
+    """Since the last line of the table: a stop in between changes nothing in the next one."""
 
     @property
     def place(self) -> Place:
@@ -48,7 +65,7 @@ class Progress:
         Raises:
             UsageError: it was another training.
         """
-        other = Progress(**saved)
+        other = Progress(**{**saved, "row": Sums(**saved["row"])})
         for what, theirs, ours in (
             ("samples", other.samples, self.samples),
             ("--seed", other.seed, self.seed),
@@ -72,28 +89,12 @@ class Step(NamedTuple):
     """Where in the data the next step begins."""
 
 
-@dataclass(frozen=True)
-class Sums:
-    """Over some steps and all ranks."""
-
-    loss: float = 0.0
-    """Times items."""
-    items: float = 0.0
-    steps: int = 0
-    seconds: float = 0.0
-    """Of training: neither of evaluation nor of saving."""
-
-    def __add__(self, other: "Sums") -> "Sums":
-        return Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-
 def should_resume(options: Options, world: World) -> bool:
     """Whether to go on from a checkpoint: asked for, or the launcher starts again after a failure.
 
     A collective, since elastic launchers count restarts on each node by itself.
     """
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
-    return any(row[0] for row in world.gather(float(options.resume or restarted)))
+    return any(row[0] for row in world.gather(float(options.resume or has_begun_again())))
 
 
 def set_aside(folder: Path) -> None:

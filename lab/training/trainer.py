@@ -11,6 +11,7 @@ Beside it are only what one can leave for later: `order.py` says which samples a
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from lab.training.checkpoints import Checkpoints
 from lab.training.measuring import Measuring
 from lab.training.options import Options, microbatches
 from lab.training.order import Order, RankOrder, Samples, load, load_once
+from lab.training.preemption import begin_again, look_after, on_warning
 from lab.training.progress import Progress, Step, Sums, set_aside, should_resume
 from lab.training.reporting import Reporter, describe
 from lab.training.schedule import schedule_factor
@@ -105,12 +107,12 @@ class Trainer:
         self.checkpoints = Checkpoints(folder, keep=options.keep, asynchronous=options.asynchronous)
         self.reporter = Reporter(options, world, ("loss", *scores), f"{items}/s")
         self.window: list[Step] = []  # since the ranks exchanged losses
-        self.row, self.total = Sums(), Sums()  # since the last line of the table, and of all
+        self.total = Sums()  # of all lines of the table
         self.rollbacks = 0
         held = f", {len(held_out)} held out" if held_out is not None else ""
         self.what = f"{name}: {len(data)} samples to train on{held}"
         self.stop_requested = False
-        """Set it at any time, in a signal's handler say, on any rank: see `exchange_losses`."""
+        self.check_every = look_after(1, math.inf, CHECK_EVERY)
 
     def train(self) -> None:
         """Train to the end; from the newest checkpoint on, if there is one and it is wanted.
@@ -125,12 +127,13 @@ class Trainer:
             set_aside(self.checkpoints.folder)
         self.steps = self.count_steps()
 
-        with reporter, self.measuring.trace(self.steps - progress.step):
+        warned = on_warning(self.request_stop) if options.save_every else nullcontext()
+        with warned, reporter, self.measuring.trace(self.steps - progress.step):
             how = describe(options, self.world, self.parallel.kind, self.accumulate)
             reporter.start(f"{self.what}, {how}", progress.step, self.steps)
-            batches = self.batches()
-            started = time.perf_counter()
-            while progress.step < self.steps:
+            batches, stop = self.batches(), False
+            self.started = time.perf_counter()
+            while progress.step < self.steps and not stop:
                 loss, items = self.train_step(batches)
                 progress.step += 1
                 progress.place = self.order.after(progress.place)
@@ -141,21 +144,24 @@ class Trainer:
                 last = progress.step == self.steps
                 report = last or self.is_due(options.report_every)
                 save = options.save_every > 0 and (last or self.is_due(options.save_every))
-                if not (report or save or len(self.window) == CHECK_EVERY):
+                if not (report or save or len(self.window) >= self.check_every):
                     continue
                 bad, stop = self.exchange_losses()
-                self.row += Sums(seconds=time.perf_counter() - started)
                 if bad is not None:
                     batches, report, save = self.go_back(*bad), False, False
-                if report or stop:
-                    self.report(last=last or stop)
+                if report:
+                    self.report(last=last)
                 if save or (stop and options.save_every):
                     self.save()
-                if stop:
-                    break
-                started = time.perf_counter()
+                self.started = time.perf_counter()
             self.checkpoints.finish()
+            if stop and options.save_every and self.world.is_main and progress.step < self.steps:
+                begin_again()
             reporter.end(progress.step, self.total, self.measuring.results(self.total))
+
+    def request_stop(self) -> None:
+        """Have all ranks save and end at a step on which they agree: at any time, on any rank."""
+        self.stop_requested = True
 
     # One step.
 
@@ -220,26 +226,31 @@ class Trainer:
             to stop.
         """
         losses = torch.stack([step.loss for step in self.window]).double().tolist()
+        seconds = time.perf_counter() - self.started  # a GPU has only now done what it was told
         loss_sum = sum(loss * s.items for loss, s in zip(losses, self.window, strict=True))
         first = self.progress.step - len(losses) + 1
         bad = (first + n for n, loss in enumerate(losses) if not math.isfinite(loss))
         items = sum(step.items for step in self.window)
-        rows = self.world.gather(loss_sum, items, next(bad, math.inf), self.stop_requested)
+        mine = (loss_sum, items, next(bad, math.inf), self.stop_requested, seconds)
+        rows = self.world.gather(*mine)
         worst, rank = min((row[2], rank) for rank, row in enumerate(rows))
         if worst < math.inf:
             return (int(worst), rank), False
-        self.row += Sums(sum(row[0] for row in rows), sum(row[1] for row in rows), len(losses))
+        sums, counts, _, stops, times = zip(*rows, strict=True)
+        self.progress.row += Sums(sum(sums), sum(counts), len(losses), max(times))
+        self.check_every = look_after(len(losses), max(times), CHECK_EVERY)
         self.window.clear()
-        return None, any(row[3] for row in rows)
+        return None, any(stops)
 
     def report(self, *, last: bool) -> None:
         """A line of the table, with the scores on the held-out data where they are due."""
-        values = {"loss": self.row.loss / self.row.items}
+        row = self.progress.row
+        values = {"loss": row.loss / row.items}
         if last or self.is_due(self.options.evaluate_every):
             values |= self.evaluation()
-        self.reporter.row(self.progress, values, self.row, self.optimizer.param_groups[0]["lr"])
-        self.total += self.row
-        self.row = Sums()
+        self.reporter.row(self.progress, values, row, self.optimizer.param_groups[0]["lr"])
+        self.total += row
+        self.progress.row = Sums()
 
     @torch.no_grad()
     def evaluation(self) -> dict[str, float]:
@@ -282,7 +293,7 @@ class Trainer:
         """
         behind = self.window[step - self.progress.step - 1].behind
         self.window.clear()
-        self.row = Sums()
+        self.progress.row = Sums()
         self.reporter.event("nan", step=step, rank=rank)
         problem = f"the loss at step {step} on rank {rank} is not finite"
         cure = "lower --lr, or limit the gradient with --clip"

@@ -3,6 +3,8 @@
 import contextlib
 import io
 import json
+import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +95,8 @@ class Job:
     """Be cut off after so many steps."""
     stop: int | None = None
     """Ask the last rank to stop after so many steps."""
+    warn: int | None = None
+    """Warn the last rank by SIGUSR2 after so many steps."""
     poison: dict[int, int] = field(default_factory=dict)
     """By step, from 1: the rank that gets a loss which is not a number."""
     poison_again: bool = False
@@ -128,6 +132,8 @@ def train(folder: Path, options: dict[str, Any], job: Job | None = None) -> Resu
                 raise CutOffError
             if trainer.progress.step == job.stop and world.rank == world.size - 1:
                 trainer.stop_requested = True
+            if trainer.progress.step == job.warn and world.rank == world.size - 1:
+                os.kill(os.getpid(), signal.SIGUSR2)
             wrong = job.poison.get(trainer.progress.step + 1) == world.rank
             wrong = wrong and (job.poison_again or trainer.rollbacks == 0)
             return mean * float("nan") if wrong else mean, count

@@ -1,0 +1,31 @@
+"""Where the jobs of runs are: asked for all at once, and not too often."""
+
+import time
+from collections.abc import Sequence
+
+from lab.batch.slurm import JobState, Slurm
+from lab.runs.directory import RunDirectory
+
+ASK_EVERY = 10.0
+"""Seconds between two questions to the scheduler, which serves everybody."""
+
+
+def states(slurm: Slurm, runs: Sequence[RunDirectory]) -> list[JobState]:
+    """Where the jobs of several runs of one cluster are; what was just heard will do.
+
+    It is kept in state.json, so that this holds over several commands.
+
+    Raises:
+        LabError: the cluster does not answer.
+    """
+    now = time.time()
+    known = [run.info()["slurm"] for run in runs]
+    old = [job["job"] for job in known if not 0 <= now - job.get("asked", 0) <= ASK_EVERY]
+    found = slurm.states(old)
+    for run, job in zip(runs, known, strict=True):
+        if job["job"] in found:
+            state = found[job["job"]]
+            job |= {"asked": now, "state": state.state, "reason": state.reason}
+            run.note(slurm={**job, "hosts": state.hosts})
+            job["hosts"] = state.hosts
+    return [JobState(job["state"], job["reason"], job["hosts"]) for job in known]

@@ -1,0 +1,271 @@
+"""Slurm's commands as they answer from version 20 to 25, played by scripts on PATH."""
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lab.batch.login import Container, Here, login_of
+from lab.batch.slurm import JobState, Slurm
+from lab.batch.states import ASK_EVERY, states
+from lab.errors import LabError
+from lab.runs.directory import RunDirectory
+from lab.runs.job import Job
+from lab.topology import parse_topology
+from tests.conftest import Lab
+
+Fake = Callable[..., None]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """`fake(name, out, err, code)` puts a command on PATH, where no other of Slurm's is."""
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
+
+    def put(name: str, out: str = "", err: str = "", code: int = 0) -> None:
+        script = bin_ / name
+        script.write_text(
+            f'#!/bin/sh\necho {name} "$@" >>{shlex.quote(str(tmp_path / "calls"))}\n'
+            f"printf %s {shlex.quote(out)}\nprintf %s {shlex.quote(err)} >&2\nexit {code}\n"
+        )
+        script.chmod(0o755)
+
+    return put
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Slurm:
+    return Slurm(Here(), tmp_path)
+
+
+def calls(folder: Path) -> list[str]:
+    path = folder / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("out", "job"),
+    [
+        ("17\n", "17"),
+        ("17;cluster\n", "17"),  # a federation
+        ("sbatch: Submitting to the default account\n17\n", "17"),  # a site's own wrapper
+    ],
+)
+def test_the_job_of_a_submission(
+    fake: Fake, slurm: Slurm, tmp_path: Path, out: str, job: str
+) -> None:
+    fake("sbatch", out)
+    script, output = tmp_path / "job.sbatch", tmp_path / "100%.out"
+    assert slurm.submit(script, output, {"LAB_RUN_DIR": "/a b"}) == job
+    assert calls(tmp_path) == [
+        f"sbatch --parsable --export=ALL,LAB_RUN_DIR=/a b --output={tmp_path}/100%%.out {script}"
+    ]
+
+
+REFUSAL = "sbatch: error: Batch job submission failed: Invalid account\n"
+
+
+def test_a_refusal_in_one_line(fake: Fake, slurm: Slurm, tmp_path: Path) -> None:
+    fake("sbatch", err=f"sbatch: error: lua: no such account\n{REFUSAL}", code=1)
+    with pytest.raises(LabError) as caught:
+        slurm.submit(tmp_path / "x", tmp_path / "y", {})
+    assert str(caught.value) == (
+        "sbatch does not take the job: lua: no such account; "
+        "Batch job submission failed: Invalid account"
+    )
+
+
+def test_a_partition_that_is_not_there(fake: Fake, slurm: Slurm, tmp_path: Path) -> None:
+    fake("sbatch", err="sbatch: error: invalid partition specified: gpu\n", code=1)
+    fake("sinfo", "cpu\nlong\ncpu\n")
+    with pytest.raises(LabError, match=r"specified: gpu; the partitions are cpu, long$"):
+        slurm.submit(tmp_path / "x", tmp_path / "y", {})
+
+
+def test_a_comma_would_end_the_variable(fake: Fake, slurm: Slurm, tmp_path: Path) -> None:
+    fake("sbatch", "1")
+    with pytest.raises(LabError, match="no comma"):
+        slurm.submit(tmp_path / "x", tmp_path / "y", {"LAB_RUN_DIR": "/a,b"})
+    assert calls(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("out", "state"),
+    [
+        ("5|RUNNING|None|gpu[001-003,007]\n", JobState("RUNNING", "None", "gpu[001-003,007]")),
+        ("5|PENDING|Resources|\n", JobState("PENDING", "Resources")),
+        (
+            "  5|PENDING|launch failed requeued held|\n",
+            JobState("PENDING", "launch failed requeued held"),
+        ),
+        ("5|COMPLETED\n", JobState("COMPLETED")),  # less than was asked for
+        ("warning: slurm.conf differs\n5|RUNNING|None|n1\n", JobState("RUNNING", "None", "n1")),
+        ("5|NEW_STATE|None|n1|more\n", JobState("NEW_STATE", "None", "n1")),
+    ],
+)
+def test_the_state_of_a_job(fake: Fake, slurm: Slurm, out: str, state: JobState) -> None:
+    fake("squeue", out)
+    assert slurm.states(["5"]) == {"5": state}
+
+
+@pytest.mark.parametrize(
+    ("out", "state"),
+    [
+        ("COMPLETED|n[1-2]\n", JobState("COMPLETED", hosts="n[1-2]")),
+        ("CANCELLED by 1000|None assigned\n", JobState("CANCELLED", hosts="None assigned")),
+        ("RUNNING|n1\nFAILED|n1\n", JobState("FAILED", hosts="n1")),  # requeued: the last counts
+        ("", JobState("UNKNOWN")),
+    ],
+)
+def test_accounting_knows_a_job_that_squeue_has_forgotten(
+    fake: Fake, slurm: Slurm, out: str, state: JobState
+) -> None:
+    fake("squeue", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    fake("sacct", out)
+    assert slurm.states(["5"]) == {"5": state}
+    assert not state.active
+
+
+@pytest.mark.parametrize(
+    "err",
+    ["Slurm accounting storage is disabled\n", "sacct: error: Sending PersistInit: timed out"],
+)
+def test_accounting_may_be_off(fake: Fake, slurm: Slurm, err: str) -> None:
+    fake("squeue")
+    fake("sacct", err=err, code=1)
+    assert slurm.states(["5"]) == {"5": JobState("UNKNOWN")}
+
+
+def test_accounting_may_be_missing(fake: Fake, slurm: Slurm) -> None:
+    fake("squeue")
+    assert slurm.states(["5"]) == {"5": JobState("UNKNOWN")}
+
+
+def test_squeue_that_is_missing_or_broken(fake: Fake, slurm: Slurm) -> None:
+    with pytest.raises(LabError, match="squeue is not on PATH: call lab on a login node"):
+        slurm.states(["5"])
+    fake("squeue", err="slurm_load_jobs error: Unable to contact slurm controller\n", code=1)
+    with pytest.raises(LabError, match=r"squeue fails: .*Unable to contact slurm controller"):
+        slurm.states(["5"])
+
+
+def test_one_unknown_job_does_not_hide_the_others(fake: Fake, slurm: Slurm, tmp_path: Path) -> None:
+    fake("sacct", "FAILED|n1\n")
+    script = tmp_path / "bin/squeue"
+    script.write_text(
+        '#!/bin/sh\ncase "$*" in *--jobs=5\\ *) echo "5|RUNNING|None|n1" && exit;; esac\n'
+        'echo "slurm_load_jobs error: Invalid job id specified" >&2\nexit 1\n'
+    )
+    script.chmod(0o755)
+    assert slurm.states(["5", "6"]) == {
+        "5": JobState("RUNNING", "None", "n1"),
+        "6": JobState("FAILED", hosts="n1"),
+    }
+
+
+def test_to_cancel_what_is_over_is_fine(fake: Fake, slurm: Slurm) -> None:
+    fake(
+        "scancel",
+        err="scancel: error: Kill job error on job id 5: Invalid job id specified",
+        code=1,
+    )
+    slurm.cancel("5")
+    fake("scancel", err="scancel: error: Kill job error on job id 5: Access denied", code=1)
+    with pytest.raises(LabError, match=r"job 5 cannot be cancelled: .*Access denied"):
+        slurm.cancel("5")
+
+
+def test_requeue(fake: Fake, slurm: Slurm, tmp_path: Path) -> None:
+    fake("scontrol")
+    slurm.requeue("5")
+    assert calls(tmp_path) == ["scontrol requeue 5"]
+    fake("scontrol", err="Requested operation is presently disabled for job 5\n", code=1)
+    with pytest.raises(LabError, match="job 5 cannot be put back into the queue: Requested"):
+        slurm.requeue("5")
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (JobState("PENDING", "Resources"), "waits: not enough nodes are free (PENDING Resources)"),
+        (JobState("PENDING", "None"), "waits (PENDING)"),
+        (
+            JobState("PENDING", "ReqNodeNotAvail, UnavailableNodes:n1"),
+            "waits: nodes that it needs are down, drained or reserved "
+            "(PENDING ReqNodeNotAvail, UnavailableNodes:n1)",
+        ),
+        (JobState("PENDING", "SomethingNew"), "waits (PENDING SomethingNew)"),
+        (JobState("FAILED", "NonZeroExitCode"), "failed (FAILED NonZeroExitCode)"),
+        (JobState("NEW"), "is in a state that lab does not know (NEW)"),
+    ],
+)
+def test_in_words(state: JobState, words: str) -> None:
+    assert str(state) == words
+
+
+def test_a_state_of_a_later_slurm_is_not_taken_for_the_end() -> None:
+    assert JobState("EXPEDITING").active
+    assert not JobState("OUT_OF_MEMORY").active
+
+
+def submitted(folder: Path, job: str) -> RunDirectory:
+    """A run whose job has that number."""
+    topology = parse_topology("nodes: 1\non: slurm")
+    (folder / "x.py").touch()
+    run = RunDirectory.create(topology, Job(command=("x.py",), cwd=folder))
+    run.note(slurm={"job": job}, controller=None)
+    return run
+
+
+def test_squeue_is_asked_once_for_all_and_not_again_within_seconds(
+    fake: Fake, slurm: Slurm, tmp_path: Path
+) -> None:
+    fake("squeue", "5|RUNNING|None|n1\n6|PENDING|Priority|\n")
+    runs = [submitted(tmp_path, "5"), submitted(tmp_path, "6")]
+    expected = [JobState("RUNNING", "None", "n1"), JobState("PENDING", "Priority")]
+    for _ in range(3):
+        again = [RunDirectory(run.path) for run in runs]  # as another command would
+        assert states(slurm, again) == expected
+    assert [call.split()[3] for call in calls(tmp_path)] == ["--jobs=5,6"]
+
+    for asked_before in (ASK_EVERY + 1, -3600):  # also where the clock has been put back
+        runs[0].note(slurm={**runs[0].info()["slurm"], "asked": _now(runs[1]) - asked_before})
+        assert states(slurm, runs) == expected
+    assert [call.split()[3] for call in calls(tmp_path)] == ["--jobs=5,6", "--jobs=5", "--jobs=5"]
+
+
+def _now(run: RunDirectory) -> float:
+    asked: float = run.info()["slurm"]["asked"]
+    return asked
+
+
+def test_where_commands_run(fake: Fake, tmp_path: Path) -> None:
+    fake("ssh", "out\n")
+    login = login_of("cluster")
+    assert login.run(["scancel", "a b"], tmp_path / "c d").out == "out\n"
+    (call,) = calls(tmp_path)
+    assert call.endswith(f"-- cluster cd '{tmp_path}/c d' && exec scancel 'a b'")
+    fake("ssh", err="ssh: Could not resolve hostname cluster\n", code=255)
+    with pytest.raises(LabError, match=r"slurm.login: ssh cluster fails: .*Could not resolve"):
+        login.run(["squeue"], tmp_path)
+
+
+def test_a_login_container_that_has_gone(fake: Fake, tmp_path: Path) -> None:
+    fake("docker", err="Error: No such container: gone\n", code=1)
+    with pytest.raises(LabError, match="the container gone is not there: make slurm-lab"):
+        Container("gone").run(["squeue"], tmp_path)
+
+
+def test_without_slurm_on_path(lab: Lab) -> None:
+    lab.script("nodes: 1\non: slurm\nname: x", "x.yaml")
+    for argv in (("submit", "-t", "x.yaml"), ("run", "-t", "x.yaml")):
+        done = lab(*argv, lab.script(""), env={"PATH": "/nowhere"})
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1] == (
+            "lab: error: sbatch is not on PATH: call lab on a login node of the cluster, "
+            "or name one in the topology: slurm.login"
+        )
+        assert list((lab.cwd / "runs").glob("[!.]*")) == []

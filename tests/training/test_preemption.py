@@ -1,0 +1,60 @@
+"""A warned training saves at a step on which all ranks agree, and goes on bit by bit."""
+
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from lab.training import preemption
+from lab.training.preemption import REQUEUE, look_after
+from tests.ranks import RankPool
+from tests.training.training_jobs import Job, Result, train
+
+OPTIONS: dict[str, Any] = {"parallel": "ddp", "steps": 9, "report_every": 3, "save_every": 9}
+
+
+def warned(folder: Path, warn: int | None, restarts: int) -> Result:
+    """One beginning of a job of Slurm."""
+    os.environ |= {REQUEUE: str(folder / "requeue"), "SLURM_RESTART_COUNT": str(restarts)}
+    patch = mock.patch.object(preemption, "LOOK_WITHIN", 0)  # look after each step
+    try:
+        with patch:
+            return train(folder, OPTIONS, Job(warn=warn))
+    finally:
+        del os.environ[REQUEUE], os.environ["SLURM_RESTART_COUNT"]
+
+
+def test_it_saves_and_goes_on_as_if_nothing_had_been(ranks: RankPool, tmp_path: Path) -> None:
+    whole = ranks.run(2, train, tmp_path / "whole", OPTIONS)[0]
+    first = ranks.run(2, warned, tmp_path, 4, 0)
+    assert [result.error for result in first] == ["", ""]
+    # Warned in the fifth step, by the next one all know.
+    assert [(event["event"], event["step"]) for event in first[0].events] == [
+        *(("start", 0), ("report", 3), ("save", 5), ("end", 5))
+    ]
+    (tmp_path / "requeue").unlink()
+
+    second = ranks.run(2, warned, tmp_path, None, 1)[0]
+    assert second.events[0]["step"] == 5
+    assert first[0].losses + second.losses == whole.losses
+    for name, value in whole.parameters.items():
+        assert torch.equal(second.parameters[name], value)
+    assert not (tmp_path / "requeue").exists()
+
+
+def test_a_warning_in_the_last_step_needs_no_other_beginning(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    results = ranks.run(2, warned, tmp_path, 8, 0)
+    assert [event["event"] for event in results[0].events].count("report") == 3
+    assert not (tmp_path / "requeue").exists()
+
+
+def test_ranks_look_as_often_as_the_warning_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(REQUEUE, raising=False)
+    assert look_after(1, 60.0, 50) == 50  # nobody warns
+    monkeypatch.setenv(REQUEUE, "file")
+    assert [look_after(10, seconds, 50) for seconds in (0.01, 20.0, 200.0)] == [50, 5, 1]
