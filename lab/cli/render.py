@@ -66,8 +66,8 @@ def render(
 
 def _ssh(topology: "Topology") -> str:
     from lab.deploy.deployment import Plan
-    from lab.deploy.render import render_ssh
     from lab.transport.ssh_hosts import SshHosts
+    from lab.transport.ssh_render import render_ssh
 
     hosts = SshHosts(topology)
     places = {node.name: hosts.unopened(node).place for node in topology.nodes}

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -159,6 +160,27 @@ def test_a_run_keeps_the_version_that_it_began_with(hosts: Hosts) -> None:
     hosts.deploy()
     assert not Path(code).exists()
     assert len(list((hosts.there() / "releases").iterdir())) == 3
+
+
+def test_packages_that_no_version_uses_any_more_go_after_a_day(
+    hosts: Hosts, environments: Path
+) -> None:
+    for name, age in (("old", 86_500), ("new", 60)):
+        (environments / name).mkdir()
+        (environments / name / "ready").touch()
+        os.utime(environments / name / "ready", (time.time() - age,) * 2)
+    (environments / "unfinished").mkdir()
+    hosts.write(a="1")
+    hosts.deploy()
+    (used,) = {link.resolve() for link in hosts.there().glob("releases/*/venv")}
+    os.utime(used / "ready", (0, 0))
+    hosts.write(a="2")
+    hosts.deploy()
+
+    assert not (environments / "old").exists()
+    assert (environments / "new").exists()
+    assert (environments / "unfinished").exists()
+    assert used.exists()
 
 
 def test_rolling_back_and_forth(hosts: Hosts) -> None:

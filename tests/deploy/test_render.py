@@ -9,11 +9,12 @@ import pytest
 from lab.deploy.deployment import Plan
 from lab.deploy.layout import Layout
 from lab.deploy.program import BOOTSTRAP, program
-from lab.deploy.render import render_ssh
-from lab.deploy.tree import read_tree
+from lab.deploy.tree import in_words, read_tree
 from lab.deploy.visit import MODULES, OLDEST_PYTHON
 from lab.topology import Topology
 from lab.transport.requirements import Requirements
+from lab.transport.ssh_bundle import bundle
+from lab.transport.ssh_render import render_ssh
 from tests.conftest import Lab
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -39,9 +40,11 @@ def plan(tmp_path: Path) -> Plan:
 def test_all_that_would_be_done(plan: Plan) -> None:
     places = {"node0": "trainer@10.0.0.1:22", "node1": "trainer@10.0.0.2:2222"}
     text = render_ssh(plan, places)
-    # Both change with lab's own code and pins, which have tests of their own.
+    # These change with lab's own code and pins, which have tests of their own.
     carried = hashlib.sha256(program(MODULES, OLDEST_PYTHON)).hexdigest()[:12]
     text = text.replace(carried, "<program>").replace(BOOTSTRAP, "<bootstrap>\n")
+    text = text.replace(bundle().name, "<lab>")
+    text = text.replace(in_words(len(bundle().data)), "<size>")
     pins = "\n".join(plan.packages.lines[:-1])
     assert plan.packages.lines[-1] == "einops>=0.8"
     text = text.replace(pins, "<torch and lab's own packages>")

@@ -3,16 +3,20 @@
 Made by hand rather than with `venv`: Debian's bare Python has neither venv's pip nor ensurepip.
 """
 
+import contextlib
 import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 READY = "ready"
+UNUSED_FOR = 86_400
+"""Seconds after which an environment that no version uses goes."""
 _SITE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 
 
@@ -72,6 +76,17 @@ def install(
         if reason is None:
             (folder / READY).touch()
         return reason
+
+
+def remove_unused(workdir: Path) -> None:
+    """Remove environments that no version of any project uses, and that are not just being made."""
+    used = {link.resolve() for link in workdir.glob("*/releases/*/venv")}
+    for folder in workdir.glob("envs/*/"):
+        ready = folder / READY
+        with contextlib.suppress(OSError):  # it is gone, or is being made
+            if folder.resolve() not in used and time.time() - ready.stat().st_mtime > UNUSED_FOR:
+                shutil.rmtree(folder)
+                (folder.parent / f"{folder.name}.lock").unlink(missing_ok=True)
 
 
 def _run(argv: Sequence[str], said: Callable[[str], None]) -> str | None:

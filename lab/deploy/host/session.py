@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lab.deploy.host.environments import READY, install
+from lab.deploy.host.environments import READY, install, remove_unused
 from lab.deploy.host.files import Entry, place, receive_blob
 from lab.deploy.host.releases import Project
 from lab.deploy.host.wire import Wire
@@ -101,6 +101,7 @@ class Session:
         answer = self._wire.receive()
         if answer is not None and answer["type"] == "switch":
             project.switch(release)
+            remove_unused(project.workdir)
             self._wire.send("switched", release=str(release))
         else:
             shutil.rmtree(release)

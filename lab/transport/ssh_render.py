@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,9 +11,13 @@ from lab.deploy.packages import OWN_PACKAGES
 from lab.deploy.program import BOOTSTRAP, program, start_line
 from lab.deploy.tree import in_words, shown
 from lab.deploy.visit import MODULES, OLDEST_PYTHON, hello, stage
+from lab.transport.ssh_bundle import bundle
+from lab.transport.ssh_channel import remote_command
 
 UNKNOWN = "NNNN"
 """Stands for what only a host knows: the number of its next version."""
+RUN = "RUN"
+"""Stands for the run's id."""
 
 
 def render_ssh(plan: Plan, places: Mapping[str, str]) -> str:
@@ -28,10 +31,13 @@ def render_ssh(plan: Plan, places: Mapping[str, str]) -> str:
     release = Release(f"{layout.folder}/releases/{UNKNOWN}-{tree.content[:12]}")
     carried = hashlib.sha256(program(MODULES, OLDEST_PYTHON)).hexdigest()[:12]
     python = plan.topology.ssh.python
+    code = f"{layout.workdir}/agents/{bundle().name}"
+    run_dir = f"{layout.folder}/runs/{RUN}"
     environment = {"key": "...", "own": "...", "wheels": ["..."], "requirements": _wishes(plan)}
     lines = [
         f"# Topology {plan.topology.name}: {len(places)} hosts, side by side",
         *(f"{name} = {place}" for name, place in places.items()),
+        f"# ~ is the home there, {UNKNOWN} the number of the next version; the host knows them",
         "",
         f"# Files: {len(tree.entries)}, {in_words(tree.size)}, version {tree.content[:12]}",
         *(_file(entry.as_data()) for entry in tree.entries),
@@ -42,7 +48,7 @@ def render_ssh(plan: Plan, places: Mapping[str, str]) -> str:
         *plan.packages.lines,
         "",
         "# lab deploy: on each host this command, BOOTSTRAP standing for the program below",
-        shlex.join(start_line(python)[:-1]) + " BOOTSTRAP",
+        remote_command([*start_line(python)[:-1], "BOOTSTRAP"]),
         f"# with this on its stdin: {', '.join(MODULES)} (sha256 {carried}), then",
         json.dumps({"type": "hello", **hello(layout)}),
         "# answered by what the host has; unless that is this version already",
@@ -52,10 +58,18 @@ def render_ssh(plan: Plan, places: Mapping[str, str]) -> str:
         f"# which makes {layout.current} a link to",
         release.folder,
         "",
-        "# lab run: then on each host, with the run and the node's part of it on its stdin",
-        f"{release.python} -P -m lab.node",
-        "# whose ranks start in",
-        release.code,
+        f"# lab run: all that, then lab's own code (a tar file, {in_words(len(bundle().data))}) "
+        "to hosts without it",
+        remote_command([release.python, "-I", "-c", "KEEP", code]),
+        "# and on each host, with the run and the node's part of it on its stdin",
+        remote_command(
+            [release.python, "-P", "-m", "lab.node"],
+            cwd=["/"],
+            env={"LAB_RUN_ID": RUN, "LAB_RUN_DIR": run_dir, "LAB_NODE": "NODE"},
+            folder=f"{run_dir}/NODE",
+            path=code,
+        ),
+        f"# whose ranks start in {release.code}",
         "",
         "# BOOTSTRAP",
         BOOTSTRAP,
