@@ -1,4 +1,4 @@
-"""What `lab bench ddp`, `fsdp`, `gpt` and `collectives` measure: sections, each a table of its own.
+"""What the parts of `lab bench` that run on ranks measure: sections, each a table of its own.
 
 The worker modules run on the ranks and have a function for each section; nothing here needs torch.
 """
@@ -47,6 +47,14 @@ GPT = Suite(
     "lab.bench.workers.gpt",
     {
         "step": "training a small GPT: ours, torch's DDP and torch's FSDP2, on 1, 2, 4... ranks",
+    },
+)
+CHECKPOINT = Suite(
+    "checkpoint",
+    "lab.bench.workers.checkpoint",
+    {
+        "stall": "how long a training stands still for a checkpoint: ours and torch's",
+        "steps": "training steps and a checkpoint together, until both are done",
     },
 )
 COLLECTIVES = Suite(

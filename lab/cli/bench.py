@@ -165,6 +165,24 @@ def gpt(
 
 
 @app.command()
+def checkpoint(
+    topology: TopologyOption = None,
+    nodes: NodesOption = None,
+    slots: SlotsOption = None,
+    on: OnOption = None,
+    runs: RoundsOption = 15,
+    only: OnlyOption = None,
+    width: WidthOption = None,
+    batch: BatchOption = None,
+) -> None:
+    """How long a training stands still for a checkpoint, written at once or meanwhile."""
+    from lab.bench.suites import CHECKPOINT
+
+    options = {"width": width, "batch": batch}
+    _bench_on_nodes(CHECKPOINT, (topology, nodes, slots, on), "none", runs, only, options)
+
+
+@app.command()
 def collectives(
     topology: TopologyOption = None,
     nodes: NodesOption = None,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from lab.bench.suites import COLLECTIVES, DDP, FSDP, GPT
-from lab.bench.workers import collectives, ddp, fsdp, gpt
+from lab.bench.suites import CHECKPOINT, COLLECTIVES, DDP, FSDP, GPT
+from lab.bench.workers import checkpoint, collectives, ddp, fsdp, gpt
 from lab.bench.workers.harness import Bench, Section
 from lab.training.world import join_world
 from tests.ranks import RankPool
@@ -15,6 +15,7 @@ SUITES = [
     (DDP, ddp.SECTIONS),
     (FSDP, fsdp.SECTIONS),
     (GPT, gpt.SECTIONS),
+    (CHECKPOINT, checkpoint.SECTIONS),
     (COLLECTIVES, collectives.SECTIONS),
 ]
 SECTIONS = [section for _, sections in SUITES for section in sections.values()]

@@ -45,12 +45,14 @@ class Bench:
     notes: list[str] = field(default_factory=list)
     """Sentences to print below the table."""
 
-    def measure(self, calls: Calls, runs: int | None = None) -> dict[str, list[float]]:
+    def measure(
+        self, calls: Calls, runs: int | None = None, between: Callable[[], object] | None = None
+    ) -> dict[str, list[float]]:
         """Seconds of each call in each of `runs` rounds (default: the plan's), on the slowest rank.
 
         In a round all calls take turns, so that a slow moment falls on all of them; in another
         order each time, since it matters who was before (what the caches hold, say). All ranks
-        begin a call together.
+        begin a call together. `between` is called after each, outside of its time.
         """
         taken: dict[str, list[float]] = {name: [] for name in calls}
         runs = runs or self.runs
@@ -64,6 +66,8 @@ class Bench:
                 calls[name]()
                 self._finish_device()
                 taken[name].append(time.perf_counter() - began)
+                if between is not None:
+                    between()
         counted = [seconds[WARM_UP:] for seconds in taken.values()]
         times = torch.tensor(counted, dtype=torch.float64, device=self.world.device)
         dist.all_reduce(times, op=dist.ReduceOp.MAX)
