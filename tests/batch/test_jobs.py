@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,11 @@ def read(path: Path) -> str:
         return path.read_text()
     except FileNotFoundError:
         return ""
+
+
+def said(words: str, path: Path) -> bool:
+    """Whether a file has that by now."""
+    return words in read(path)
 
 
 def verdict(run: Path) -> Mapping[str, Any]:
@@ -243,7 +249,7 @@ def test_a_node_that_is_killed_is_named_and_the_job_goes_on_without_it(
         started[requeues] = lab.submit("-t", file, script)
         run = started[requeues][1]
         for rank in (0, 1):
-            wait_until(lambda path=run / f"node{rank}/rank{rank}.out": "here" in read(path))
+            wait_until(partial(said, "here", run / f"node{rank}/rank{rank}.out"))
     container = f"{cluster.lab_id}-node1"
     for job, _ in started.values():
         assert cluster.slurm("squeue", "-h", "-j", job, "-o", "%N").strip() == "node[0-1]"
@@ -273,8 +279,8 @@ def test_a_run_directory_that_not_all_hosts_see(lab: Patient, cluster: Cluster) 
     where = ["--export=ALL,LAB_RUN_DIR=/private", f"--output={run}/again.out", "--wait"]
     script = str(run / "job.sbatch")
     cluster.slurm("sh", "-c", f"sbatch {' '.join(where)} {script} || true")
-    said = "lab: error: /private is not there on node1: all hosts must share it"
-    assert said in (run / "again.out").read_text()
+    error = "lab: error: /private is not there on node1: all hosts must share it"
+    assert error in (run / "again.out").read_text()
 
 
 @pytest.mark.parametrize("name", ["cpu-one-node", "srun", "srun-mixed", "elastic"])
@@ -355,10 +361,20 @@ def test_the_proof_holds(lab: Patient, launcher: str) -> None:
 
 
 def test_the_cluster_is_found_again_and_its_topology_is_whole(cluster: Cluster) -> None:
-    said: list[str] = []
-    cluster.up(said.append)
-    assert said == []
+    progress: list[str] = []
+    cluster.up(progress.append)
+    assert progress == []
     loaded = load_topology(str(cluster.folder / "slurm-lab.yaml"))
     assert (loaded.on, loaded.nnodes) == ("slurm", 4)
     assert "lab.training.wine" in render_sbatch(loaded)
     assert set(TOPOLOGIES) == {p.stem for p in (Path(__file__).parent / "golden").iterdir()}
+
+
+def test_down_leaves_nothing(lab: Patient, cluster: Cluster) -> None:
+    """The last test of the file: it takes the cluster away."""
+    assert lab("down", "-t", "slurm-lab").returncode == 0
+    label = f"--filter=label=multinode-lab.lab={cluster.lab_id}"
+    for command in (["ps", "--all"], ["network", "ls"]):
+        argv = ["docker", *command, "--quiet", label]
+        assert subprocess.run(argv, check=True, capture_output=True).stdout == b""
+    assert not (cluster.folder / "slurm-lab.yaml").exists()

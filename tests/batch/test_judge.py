@@ -1,0 +1,116 @@
+"""How a job ended, from what its ranks and Slurm have told."""
+
+from typing import Any
+
+import pytest
+
+from lab.batch.judge import Told, judge
+from lab.batch.slurm import JobState
+from lab.node.protocol import Message
+from lab.topology import parse_topology
+
+PAIR = parse_topology("{nodes: 2, on: slurm, slurm: {launcher: srun}}")
+
+
+def began(rank: int, at: float = 0.0) -> Message:
+    return {"at": at, "type": "started", "node": f"node{rank}", "rank": rank, "restart": 0}
+
+
+def ended(rank: int, code: int = 0, at: float = 9.0, signal: int | None = None) -> Message:
+    where = {"at": at, "type": "exit", "node": f"node{rank}", "rank": rank}
+    return {**where, "code": code, "signal": signal, "oom_limit": None}
+
+
+def raised(rank: int, kind: str, message: str, at: float) -> Message:
+    where = {"at": at, "type": "exception", "node": f"node{rank}", "rank": rank}
+    chain = [{"kind": kind, "message": message}]
+    more = {"file": "train.py", "line": 7, "traceback": "", "chain": chain}
+    return {**where, "kind": kind, "message": message, **more}
+
+
+def told(*events: Message, state: str = "FAILED", code: int | None = 1, **more: Any) -> Told:
+    given = {"topology": PAIR, "words": "", **more}
+    return Told(events=events, job=JobState(state), code=code, **given)
+
+
+LOST = "[../gloo/transport/tcp/pair.cc] Connection closed by peer [10.0.0.2]:1"
+BEGAN = (began(0), began(1))
+
+
+def test_all_ended_well() -> None:
+    verdict = judge(told(*BEGAN, ended(0), ended(1, at=10.5), state="COMPLETED", code=0))
+    assert (verdict.kind, verdict.exit_code, verdict.seconds) == ("ok", 0, 10.5)
+    assert verdict.summary == "2 ranks ended well"
+
+
+def test_a_failure_and_who_was_ended_because_of_it() -> None:
+    events = raised(1, "ValueError", "no luck", 4.0), ended(1, 1, 5.0), ended(0, 143, 6.0, 15)
+    verdict = judge(told(*BEGAN, *events))
+    assert verdict.first is not None
+    assert (verdict.kind, verdict.exit_code, verdict.first.rank) == ("exception", 1, 1)
+    assert (verdict.ended, verdict.others, verdict.victims) == ((0,), (), ())
+
+
+def test_a_victim_that_ends_first_is_none_the_less_a_victim() -> None:
+    events = raised(0, "RuntimeError", LOST, 3.0), ended(0, 1, 3.5), ended(1, 7, 4.0)
+    verdict = judge(told(*BEGAN, *events))
+    assert verdict.first is not None
+    assert (verdict.first.rank, verdict.exit_code, verdict.victims) == (1, 7, (0,))
+
+
+def test_a_rank_that_was_killed_by_somebody_is_the_first() -> None:
+    verdict = judge(told(*BEGAN, ended(1, 137, 4.0, 9), ended(0, 143, 5.0, 15)))
+    assert verdict.first is not None
+    assert (verdict.kind, verdict.first.rank, verdict.ended) == ("signal", 1, (0,))
+
+
+def test_a_node_without_a_last_word_is_lost() -> None:
+    events = raised(0, "RuntimeError", LOST, 3.0), ended(0, 1, 3.5)
+    verdict = judge(told(*BEGAN, *events, state="NODE_FAIL", code=None))
+    assert verdict.first is not None
+    assert (verdict.kind, verdict.first.node, verdict.exit_code) == ("node-lost", "node1", 1)
+    assert "lost a node (NODE_FAIL)" in verdict.summary
+
+
+def test_killed_for_its_memory() -> None:
+    verdict = judge(told(*BEGAN, ended(0, 1), state="OUT_OF_MEMORY", code=None))
+    assert verdict.exit_code == 1, "a rank that has failed by itself comes first"
+    verdict = judge(told(*BEGAN, state="OUT_OF_MEMORY", code=None))
+    assert (verdict.kind, verdict.exit_code) == ("signal", 137)
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "code", "words"),
+    [
+        ("TIMEOUT", "timeout", 124, "the job reached its time limit (TIMEOUT)"),
+        ("DEADLINE", "timeout", 124, "the job reached its deadline (DEADLINE)"),
+        ("CANCELLED", "interrupted", 130, "the job was cancelled (CANCELLED)"),
+        ("PREEMPTED", "interrupted", 130, "the job was preempted (PREEMPTED)"),
+    ],
+)
+def test_ended_by_slurm(state: str, kind: str, code: int, words: str) -> None:
+    verdict = judge(told(*BEGAN, state=state, code=None))
+    assert (verdict.kind, verdict.exit_code, verdict.summary) == (kind, code, words)
+    assert (verdict.first, verdict.ended) == (None, (0, 1))
+
+
+def test_no_rank_has_begun() -> None:
+    verdict = judge(told(code=2, words="module: command not found"))
+    assert (verdict.kind, verdict.exit_code) == ("not-started", 2)
+    assert verdict.summary == "no rank has begun: module: command not found; failed (FAILED)"
+
+
+def test_the_script_failed_after_its_ranks() -> None:
+    verdict = judge(told(*BEGAN, ended(0), ended(1), code=2))
+    assert (verdict.kind, verdict.exit_code) == ("lab-error", 2)
+    verdict = judge(told(*BEGAN, ended(0), ended(1), code=None))
+    assert (verdict.kind, verdict.exit_code) == ("lab-error", 1)
+
+
+def test_words_of_a_host_that_do_not_arrive() -> None:
+    verdict = judge(told(began(0), ended(0), state="COMPLETED", code=0))
+    assert (verdict.kind, verdict.exit_code) == ("lab-error", 1)
+    assert verdict.summary.startswith("nothing that node1 wrote has arrived here: ")
+    elastic = parse_topology("{nodes: 1-2, on: slurm}")
+    verdict = judge(told(began(0), ended(0), state="COMPLETED", code=0, topology=elastic))
+    assert verdict.kind == "ok"

@@ -1,0 +1,86 @@
+"""What ranks have written into the run directory, read while they write."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lab.batch.record import Record
+from lab.topology import parse_topology
+
+
+class Files:
+    """Those of the ranks of a pair, and a reader that has seen so much of them."""
+
+    def __init__(self, run: Path, topology: str = "{nodes: 2, on: slurm}") -> None:
+        self.run = run
+        self.record = Record(run, parse_topology(topology))
+        self.logs: list[tuple[str, int, str, str]] = []
+        self.events: list[tuple[str, int]] = []
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self.run / name
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab") as file:
+            file.write(data)
+
+    def tell(self, rank: int, type: str, at: float, *, on: str = "", **more: Any) -> None:  # noqa: A002 - the field's name
+        node = on or f"node{rank}"
+        message = {"at": at, "type": type, "node": node, "rank": rank, **more}
+        self.write(f"{node}/rank{rank}.events.jsonl", json.dumps(message).encode() + b"\n")
+
+    def read(self) -> None:
+        self.record.read(
+            lambda *log: self.logs.append(log),
+            lambda event: self.events.append((event["type"], event["rank"])),
+        )
+
+
+def test_nothing_is_there_yet(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    files.read()
+    assert (files.logs, files.events, files.record.started) == ([], [], set())
+
+
+def test_events_in_the_order_of_their_happening(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    files.tell(0, "started", 2.0, restart=0)
+    files.tell(0, "exit", 5.0)
+    files.tell(1, "started", 1.0, restart=0)
+    files.read()
+    assert files.events == [("started", 1), ("started", 0), ("exit", 0)]
+    assert (files.record.started, files.record.ended) == ({0, 1}, {0})
+    files.read()
+    assert len(files.events) == 3
+
+
+def test_half_a_line_and_half_a_character_wait_for_the_rest(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    files.write("node0/rank0.out", "grün".encode()[:3])
+    files.write("node1/rank1.events.jsonl", b'{"at": 1, "type": "exit", "nod')
+    files.read()
+    assert files.logs == [("node0", 0, "out", "gr")]
+    assert files.events == []
+    files.write("node0/rank0.out", "grün".encode()[3:])
+    files.write("node1/rank1.events.jsonl", b'e": "node1", "rank": 1}\n')
+    files.read()
+    assert files.logs[1:] == [("node0", 0, "out", "ün")]
+    assert files.events == [("exit", 1)]
+
+
+def test_after_a_requeue_only_what_came_since_counts(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    for restart, at in ((0, 1.0), (1, 10.0)):
+        for rank in (0, 1):
+            files.tell(rank, "started", at + rank, restart=restart)
+    files.tell(0, "exit", 20.0)
+    files.read()
+    assert files.record.restart == 1
+    assert [event["at"] for event in files.record.events] == [10.0, 11.0, 20.0]
+    assert len(files.events) == 5, "all are handed on"
+
+
+def test_torchrun_may_put_a_rank_on_another_node(tmp_path: Path) -> None:
+    files = Files(tmp_path, "{nodes: 1-2, on: slurm}")
+    files.tell(0, "started", 1.0, on="node1", restart=0)
+    files.read()
+    assert files.events == [("started", 0)]
