@@ -45,8 +45,9 @@ def deploy(
     by its hash, and all hosts switch to the new version when all have it. lab run does this first.
     `lab render --as ssh` shows what would be done.
     """
-    from lab.deploy.deployment import Plan, roll_back
     from lab.deploy.deployment import deploy as deploy_plan
+    from lab.deploy.deployment import roll_back
+    from lab.deploy.plan import Plan
     from lab.topology import load_topology
     from lab.transport.requirements import Requirements
     from lab.transport.ssh import SshTransport

@@ -65,7 +65,7 @@ def render(
 
 
 def _ssh(topology: "Topology") -> str:
-    from lab.deploy.deployment import Plan
+    from lab.deploy.plan import Plan
     from lab.transport.ssh_hosts import SshHosts
     from lab.transport.ssh_render import render_ssh
 

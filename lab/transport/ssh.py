@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lab.deploy.deployment import Plan, Told, deploy
+from lab.deploy.deployment import deploy
 from lab.deploy.layout import Layout, Release
+from lab.deploy.plan import Plan, Told
 from lab.deploy.program import start_line
 from lab.errors import LabError, UsageError
 from lab.topology import Node, Topology

@@ -5,9 +5,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from lab.deploy.deployment import Plan
 from lab.deploy.layout import Release
 from lab.deploy.packages import OWN_PACKAGES
+from lab.deploy.plan import Plan
 from lab.deploy.program import BOOTSTRAP, program, start_line
 from lab.deploy.tree import in_words, shown
 from lab.deploy.visit import MODULES, OLDEST_PYTHON, hello, stage

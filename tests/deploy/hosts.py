@@ -6,7 +6,8 @@ import sys
 import threading
 from pathlib import Path
 
-from lab.deploy.deployment import Outcome, Plan, deploy, roll_back
+from lab.deploy.deployment import deploy, roll_back
+from lab.deploy.plan import Outcome, Plan
 from lab.topology import Node, Topology
 from lab.transport.local import LocalChannel
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.deploy.deployment import Plan
 from lab.deploy.layout import Layout
+from lab.deploy.plan import Plan
 from lab.deploy.program import BOOTSTRAP, program
 from lab.deploy.tree import in_words, read_tree
 from lab.deploy.visit import MODULES, OLDEST_PYTHON
