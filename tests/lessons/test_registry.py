@@ -28,7 +28,6 @@ def test_what_it_says_to_read_is_there(lesson: Lesson) -> None:
     root = FOLDER.parents[2]
     read = lesson.text.partition("\nRead\n")[2]
     files = re.findall(r"\b(?:lab|docs)/[\w/.-]+\.(?:py|md)\b", read)
-    assert files
     assert [name for name in files if not (root / name).is_file()] == []
 
 
