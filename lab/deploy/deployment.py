@@ -261,7 +261,13 @@ class _Deployment:
 
         if nodes:
             with ThreadPoolExecutor(min(PARALLEL, len(nodes))) as pool:
-                list(pool.map(one, nodes))
+                try:
+                    list(pool.map(one, nodes))
+                except BaseException:  # Ctrl-C: nobody waits for what hosts still do
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    for visit in self._visits.values():
+                        visit.cut()
+                    raise
         if reasons:
             words = (f"{', '.join(sorted(names))}: {text}" for text, names in reasons.items())
             raise LabError("; ".join(sorted(words)))

@@ -102,6 +102,10 @@ class Visit:
                     self._say(what, sent, total)
         return sent
 
+    def cut(self) -> None:
+        """End the conversation in the middle; whoever waits for an answer is told."""
+        self._channel.close()
+
     def close(self) -> None:
         """Let the program end; what it has staged and not switched to goes."""
         self._channel.close_stdin()

@@ -3,6 +3,7 @@
 import ast
 import errno
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -423,6 +424,22 @@ def test_a_python_that_is_too_old(
         LabError,
         match=rf"^node1: .* is Python {'.'.join(map(str, version))}; it takes 3.11 or newer",
     ):
+        hosts.deploy()
+
+
+def test_ctrl_c_does_not_wait_for_a_host(hosts: Hosts, fake_python: Path) -> None:
+    fake_python.write_text("#!/bin/sh\nexec sleep 1000\n")
+    fake_python.chmod(0o755)
+    start = hosts.start
+
+    def interrupting(node: Node, argv: list[str]) -> LocalChannel:
+        channel = start(node, argv)
+        if node.name == "node1":
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return channel
+
+    hosts.start = interrupting  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
         hosts.deploy()
 
 

@@ -101,7 +101,11 @@ def _run(argv: Sequence[str], said: Callable[[str], None]) -> str | None:
         errors="replace",
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            words = line.strip() or words
-            said(words)
+        try:
+            for line in process.stdout:
+                words = line.strip() or words
+                said(words)
+        except BaseException:  # the controller has gone
+            process.kill()
+            raise
     return words if process.returncode else None
