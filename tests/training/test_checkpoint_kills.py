@@ -7,18 +7,22 @@ from pathlib import Path
 import pytest
 
 
-def kills(folder: Path, *ways: str) -> list[int]:
-    """How often a save was killed in each way; it fails where what was left is not good."""
+def ran(module: str, *arguments: object) -> list[str]:
+    """The lines that it printed; it fails where what was left is not good."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.training.killed_saves", str(folder), *ways],
+        [sys.executable, "-m", f"tests.training.{module}", *map(str, arguments)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
     )
     assert done.returncode == 0, done.stderr
-    return [int(line) for line in done.stdout.split()]
+    return done.stdout.splitlines()
+
+
+def kills(folder: Path, *ways: str) -> list[int]:
+    """How often a save was killed in each way."""
+    return [int(line) for line in ran("killed_saves", folder, *ways)]
 
 
 def test_killed_at_every_change_of_names_and_in_writes(tmp_path: Path) -> None:
@@ -32,7 +36,18 @@ def test_one_of_two_ranks_is_killed(tmp_path: Path) -> None:
     assert count >= 3
 
 
+def test_a_training_that_is_killed_goes_on_with_every_bit(tmp_path: Path) -> None:
+    assert len(ran("killed_trainings", tmp_path, 3)) == 3
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_a_training_that_is_killed_twenty_times(tmp_path: Path) -> None:
+    assert len(ran("killed_trainings", tmp_path, 20)) == 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("way", ["behind", "ranks-everywhere"])
 def test_killed_everywhere(tmp_path: Path, way: str) -> None:
     (count,) = kills(tmp_path, way)
