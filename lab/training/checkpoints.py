@@ -54,7 +54,7 @@ class Checkpoints:
             folder: made with the first save.
             keep: how many of the last saved stay.
             asynchronous: `save` returns as soon as it has a copy of the state, and it is written
-                while training goes on. Call `finish` at the end.
+                while training goes on; the copy's memory is kept. Call `finish` at the end.
         """
         if keep < 1:
             raise ValueError(f"keep={keep}: at least one checkpoint must stay")
@@ -63,6 +63,7 @@ class Checkpoints:
         self.asynchronous = asynchronous
         self._group: dist.ProcessGroup | None = None
         self._writing: threading.Thread | None = None
+        self._copies: dict[str, Chunks] = {}
         self._error: Exception | None = None
 
     def save(
@@ -103,12 +104,13 @@ class Checkpoints:
         if not self.asynchronous:
             self._write(state, about, ranks)
             return
-        copied = {
-            name: value.copied() if isinstance(value, Chunks) else value
+        self._copies = {
+            name: value.copied(self._copies.get(name))
             for name, value in state.items()
+            if isinstance(value, Chunks)
         }
         self._writing = threading.Thread(
-            target=self._write_behind, args=(copied, about, ranks), name="checkpoint"
+            target=self._write_behind, args=({**state, **self._copies}, about, ranks)
         )
         self._writing.start()
 
