@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,17 @@ def bench_startup(topology: Topology, runs: int, progress: Progress) -> list[dic
     transport = DockerTransport(topology, Path.cwd())
     transport.up(progress)
     ways: dict[str, Callable[[], float]] = {
-        "lab run": lambda: _lab_run(topology),
-        "lab run --cold": lambda: _lab_run(topology, "--cold"),
+        "lab run": lambda: lab_run(topology),
+        "lab run --cold": lambda: lab_run(topology, "--cold"),
         "torchrun by docker exec": lambda: _torchrun(transport),
     }
+    return compare_starts(ways, "torchrun by docker exec", runs, progress)
+
+
+def compare_starts(
+    ways: Mapping[str, Callable[[], float]], base: str, runs: int, progress: Progress
+) -> list[dict[str, Any]]:
+    """Rows of each way's seconds, alternating, and of each one's ratio to `base`."""
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for number in range(runs + 1):
         for way, measure in ways.items():
@@ -43,10 +50,10 @@ def bench_startup(topology: Topology, runs: int, progress: Progress) -> list[dic
             if number > 0:
                 seconds[way].append(taken)
     rows = [_row(way, values) for way, values in seconds.items()]
-    theirs = seconds["torchrun by docker exec"]
-    for way in ("lab run", "lab run --cold"):
-        ratios = [a / b for a, b in zip(seconds[way], theirs, strict=True)]
-        rows.append(_row(f"{way} / torchrun, pair by pair", ratios))
+    for way in ways:
+        if way != base:
+            ratios = [a / b for a, b in zip(seconds[way], seconds[base], strict=True)]
+            rows.append(_row(f"{way} / {base}, pair by pair", ratios))
     return rows
 
 
@@ -55,8 +62,8 @@ def _row(way: str, values: list[float]) -> dict[str, Any]:
     return {"way": way, "median": median, "min": min(values), "max": max(values), "all": values}
 
 
-def _lab_run(topology: Topology, *options: str) -> float:
-    """Through a file: the topology may have been changed by options."""
+def lab_run(topology: Topology, *options: str) -> float:
+    """Seconds to the first all-reduce. Through a file: options may have changed the topology."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{topology.name}.yaml"
         file.write_text(dump_topology(topology))

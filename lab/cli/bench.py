@@ -64,6 +64,23 @@ def startup(
 
 
 @app.command()
+def slurm(
+    topology: TopologyOption = None,
+    nodes: NodesOption = None,
+    slots: SlotsOption = None,
+    runs: RunsOption = 5,
+) -> None:
+    """From `lab run` to the end of a first all-reduce on Slurm, beside sbatch by hand."""
+    from lab.bench.slurm import bench_slurm
+    from lab.topology import load_topology
+
+    loaded = load_topology(topology, nodes=nodes, slots=slots, on="slurm")
+    with progress_line() as progress:
+        rows = bench_slurm(loaded, runs, progress)
+    _show("slurm", rows)
+
+
+@app.command()
 def flood(
     topology: TopologyOption = None,
     on: OnOption = None,
@@ -106,6 +123,29 @@ def link(runs: RunsOption = 3) -> None:
     with progress_line() as progress:
         rows = bench_link(runs, progress)
     _show("link", rows)
+
+
+@app.command("fan-out")
+def fan_out(
+    hosts: Annotated[str, typer.Option("--hosts", metavar="N,N", help="How many.")] = "4,16,64",
+    runs: RunsOption = 5,
+) -> None:
+    """`lab exec --all true` on SSH endpoints of this machine, beside xargs ssh, clush and pdsh."""
+    from lab.bench.fan_out import bench_fan_out
+
+    with progress_line() as progress:
+        rows = bench_fan_out([int(size) for size in hosts.split(",")], runs, progress)
+    _show("fan-out", rows)
+
+
+@app.command("ssh-start")
+def ssh_start(runs: RunsOption = 5) -> None:
+    """From `lab run` to the end of a first all-reduce, on ssh-lab and in containers."""
+    from lab.bench.ssh_start import bench_ssh_start
+
+    with progress_line() as progress:
+        rows = bench_ssh_start(runs, progress)
+    _show("ssh-start", rows)
 
 
 @app.command()

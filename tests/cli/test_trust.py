@@ -48,7 +48,7 @@ def test_the_right_fingerprint_is_added_once(lab: Lab, place: SshPlace) -> None:
     assert not place.known.exists()
     done = lab("trust", "--fingerprint", fingerprint, "h0", env=place.env)
     assert done.returncode == 0, done.stderr
-    assert place.known.read_text() == place.server.known_line()
+    assert place.known.read_text() == place.server.known_lines()
     again = lab("trust", "h0", env=place.env)
     assert again.returncode == 0
     assert "known already" in again.stdout
@@ -65,7 +65,7 @@ def test_another_key_needs_more_than_yes(lab: Lab, place: SshPlace) -> None:
     assert place.known.read_text() == other
     replaced = lab("trust", "--yes", "--replace", "h0", env=place.env)
     assert replaced.returncode == 0, replaced.stderr
-    assert place.known.read_text() == place.server.known_line()
+    assert place.known.read_text() == place.server.known_lines()
 
 
 def test_a_topology_without_hosts(lab: Lab, place: SshPlace) -> None:
