@@ -12,7 +12,10 @@ from lab.runs.failures import Failures
 from lab.runs.verdict import Failure, Kind, Verdict
 from lab.topology import Topology
 
-ENDED_BY_SRUN = (Signals.SIGTERM, Signals.SIGKILL)
+ENDING = (Signals.SIGTERM, Signals.SIGKILL)
+"""How srun and slurmd end ranks."""
+TIME_IS_UP = ("TIMEOUT", "DEADLINE")
+CALLED_OFF = ("CANCELLED", "PREEMPTED")
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ def judge(told: Told) -> Verdict:
     """The verdict: the first real failure, as on any other place."""
     failures, ended = Failures(), set[int]()
     at: dict[int, float] = {}  # by rank: its last event
-    first_exit = False
+    # When Slurm ends the job, or srun the others because one has failed, it is nobody's failure.
+    is_ending = told.job.state in (*TIME_IS_UP, *CALLED_OFF)
     for message in told.events:
         rank, node = message["rank"], message["node"]
         at[rank] = message["at"]
@@ -42,11 +46,11 @@ def judge(told: Told) -> Verdict:
         elif message["type"] == "context":
             failures.on_context(node, message)
         elif message["type"] == "exit" and message["code"] != 0:
-            if message["signal"] in ENDED_BY_SRUN and first_exit:
-                ended.add(rank)  # srun ends the others when one has failed
+            if is_ending and message["signal"] in ENDING:
+                ended.add(rank)
             else:
                 failures.on_exit(node, message)
-            first_exit = True
+            is_ending = True
     seconds = round(max(at.values()) - min(m["at"] for m in told.events), 3) if at else 0.0
     silent = _silent(told)
     first = _first(told, failures, silent)
@@ -62,7 +66,7 @@ def judge(told: Told) -> Verdict:
             seconds=seconds,
         )
     kind, code, summary = _without_failure(told)
-    return Verdict(kind, code, summary, ended=tuple(sorted(silent)), seconds=seconds)
+    return Verdict(kind, code, summary, ended=tuple(sorted(ended | silent.keys())), seconds=seconds)
 
 
 def _silent(told: Told) -> Mapping[int, str]:
@@ -77,7 +81,7 @@ def _first(told: Told, failures: Failures, silent: Mapping[int, str]) -> Failure
     first = failures.first
     if first is not None and not first.looks_like_victim:
         return first
-    if told.job.state in ("CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE") or not silent:
+    if told.job.state in (*TIME_IS_UP, *CALLED_OFF) or not silent:
         return first
     rank, node = min(silent.items())
     if told.job.state == "OUT_OF_MEMORY":
@@ -87,9 +91,9 @@ def _first(told: Told, failures: Failures, silent: Mapping[int, str]) -> Failure
 
 def _without_failure(told: Told) -> tuple[Kind, int, str]:
     """Kind, exit code and one line where no rank has failed."""
-    if told.job.state in ("TIMEOUT", "DEADLINE"):
+    if told.job.state in TIME_IS_UP:
         return "timeout", EXIT_TIMEOUT, f"the job {told.job}"
-    if told.job.state in ("CANCELLED", "PREEMPTED"):
+    if told.job.state in CALLED_OFF:
         return "interrupted", EXIT_INTERRUPTED, f"the job {told.job}"
     ranks = {message["rank"] for message in told.events if message["type"] == "exit"}
     unheard = _unheard(told)

@@ -88,6 +88,9 @@ Extra = Annotated[
 ]
 
 
+Launcher = Literal["torchrun", "srun"]
+
+
 class SlurmContainer(Section):
     """The container that each node's part runs in, where the cluster can start one."""
 
@@ -102,7 +105,7 @@ class SlurmContainer(Section):
 class SlurmOptions(Section):
     """What is asked of a SLURM cluster. Node names bind in order to the allocation's hosts."""
 
-    launcher: Literal["torchrun", "srun"] = "torchrun"
+    launcher: Launcher = "torchrun"
     """What starts the ranks: torchrun, once on each node; or srun itself, each rank as a task."""
     job_name: Word | None = None
     """Default: the topology's name."""

@@ -19,6 +19,7 @@ from lab.batch.script import render_sbatch
 from lab.topology import load_topology
 from tests.batch.test_script import TOPOLOGIES
 from tests.conftest import Lab
+from tests.topology.test_node_lists import NODE_LISTS
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 
@@ -368,6 +369,11 @@ def test_the_cluster_is_found_again_and_its_topology_is_whole(cluster: Cluster) 
     assert (loaded.on, loaded.nnodes) == ("slurm", 4)
     assert "lab.training.wine" in render_sbatch(loaded)
     assert set(TOPOLOGIES) == {p.stem for p in (Path(__file__).parent / "golden").iterdir()}
+
+
+def test_scontrol_and_lab_read_lists_of_hosts_alike(cluster: Cluster) -> None:
+    for text, names in NODE_LISTS.items():
+        assert cluster.slurm("scontrol", "show", "hostnames", text).split() == names.split()
 
 
 def test_down_leaves_nothing(lab: Patient, cluster: Cluster) -> None:

@@ -89,7 +89,7 @@ def test_killed_for_its_memory() -> None:
     ],
 )
 def test_ended_by_slurm(state: str, kind: str, code: int, words: str) -> None:
-    verdict = judge(told(*BEGAN, state=state, code=None))
+    verdict = judge(told(*BEGAN, ended(0, 143, signal=15), state=state, code=None))
     assert (verdict.kind, verdict.exit_code, verdict.summary) == (kind, code, words)
     assert (verdict.first, verdict.ended) == (None, (0, 1))
 
