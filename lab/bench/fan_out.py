@@ -49,7 +49,7 @@ def bench_fan_out(sizes: Sequence[int], runs: int, progress: Progress) -> list[d
     with ExitStack() as ending:
         name = ending.enter_context(tempfile.TemporaryDirectory(prefix="multinode-lab-"))
         folder = Path(name)
-        servers = []
+        servers: list[Sshd] = []
         while len(servers) * PORTS < max(sizes):
             own = folder / str(len(servers))
             own.mkdir()
