@@ -5,11 +5,10 @@ Made by hand rather than with `venv`: Debian's bare Python has neither venv's pi
 
 import contextlib
 import fcntl
-import os
 import shutil
+import site
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,17 +31,16 @@ def make_venv(folder: Path, paths: Sequence[str]) -> None:
     version = ".".join(map(str, sys.version_info[:3]))
     config = f"home = {base.parent}\ninclude-system-site-packages = false\nversion = {version}\n"
     (folder / "pyvenv.cfg").write_text(config)
-    site = folder / _SITE
-    site.mkdir(parents=True)
+    packages = folder / _SITE
+    packages.mkdir(parents=True)
     calls = "; ".join(f"site.addsitedir({path!r})" for path in paths)
-    (site / "multinode-lab.pth").write_text(f"import site; {calls}\n")
+    (packages / "multinode-lab.pth").write_text(f"import site; {calls}\n")
 
 
 def own_packages() -> list[str]:
     """Where the host's Python itself has its packages: those of an environment that adds none."""
-    paths = sysconfig.get_paths()
-    user = sysconfig.get_path("purelib", f"{os.name}_user")
-    return list(dict.fromkeys([paths["purelib"], paths["platlib"], *sys.path[1:], user]))
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return [*site.getsitepackages(), *user]
 
 
 def install(
