@@ -61,7 +61,7 @@ class Trace:
 
 
 def batches(recipe: Recipe, rank: int, world_size: int) -> Iterator[list[Microbatch]]:
-    """This rank's microbatches for each step, as `lab.training.wine` draws them."""
+    """This rank's microbatches for each step, as torch's DistributedSampler deals them out."""
     data = wine_split().train
     sampler: DistributedSampler[Sample] = DistributedSampler(
         data, num_replicas=world_size, rank=rank, shuffle=True, seed=recipe.seed
