@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lab.training.checkpoint import load_checkpoint, save_checkpoint
     from lab.training.checkpoints import Checkpoints
     from lab.training.data import Split, wine_split
     from lab.training.options import Options
@@ -21,13 +20,10 @@ __all__ = [
     "Trainer",
     "World",
     "join_world",
-    "load_checkpoint",
-    "save_checkpoint",
     "wine_split",
 ]
 
 _HOMES = {
-    **dict.fromkeys(("load_checkpoint", "save_checkpoint"), "lab.training.checkpoint"),
     "Checkpoints": "lab.training.checkpoints",
     **dict.fromkeys(("Split", "wine_split"), "lab.training.data"),
     "Options": "lab.training.options",

@@ -1,0 +1,111 @@
+"""`lab ckpt` says what is in a folder of checkpoints, and what is wrong with it."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab.training.checkpoints import Checkpoints
+from tests.conftest import Lab
+
+STEP_2 = "step-00000002"
+
+
+@pytest.fixture
+def folder(lab: Lab) -> Path:
+    """With checkpoints of steps 1 and 2, in the folder where lab is called."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    checkpoints = Checkpoints(lab.cwd / "checkpoints" / "net")
+    for step in (1, 2):
+        checkpoints.save(step, model, optimizer, {"step": step, "loss": float("inf")})
+    return checkpoints.folder
+
+
+def cut(folder: Path) -> None:
+    """Damage the last one."""
+    os.truncate(folder / STEP_2 / "__0_0.distcp", 100)
+
+
+@pytest.mark.parametrize("place", [(), ("checkpoints",), ("checkpoints/net",), (".",)])
+def test_ls(lab: Lab, folder: Path, place: tuple[str, ...]) -> None:
+    done = lab("ckpt", "ls", *place)
+    assert done.returncode == 0
+    head, *rows = done.stdout.splitlines()
+    assert head.split() == ["STEP", "SAVED", "RANKS", "SIZE", "STATE", "CHECKPOINT"]
+    assert [row.split()[0] for row in rows] == ["2", "1"], "the last saved first"
+    assert f"checkpoints/net/{STEP_2}" in rows[0]
+    assert "whole" in rows[0]
+
+
+def test_ls_names_what_is_wrong(lab: Lab, folder: Path) -> None:
+    cut(folder)
+    rows = json.loads(lab("ckpt", "ls", "--json").stdout)
+    assert [row["step"] for row in rows] == [2, 1]
+    assert "its __0_0.distcp is cut off: 100 of" in rows[0]["problem"]
+    assert rows[1]["problem"] is None
+    assert rows[1]["progress"] == {"step": 1, "loss": "inf"}, "JSON has no infinity"
+    assert (rows[1]["world_size"], rows[1]["optimizer"]) == (1, "Adam")
+
+
+def test_show_the_last_saved_or_the_one_that_is_named(lab: Lab, folder: Path) -> None:
+    done = lab("ckpt", "show")
+    assert done.returncode == 0
+    assert "step      2" in done.stdout
+    assert "by 1 rank, torch" in done.stdout
+    assert "8 numbers in 2 tensors" in done.stdout
+    assert [line.split() for line in done.stdout.splitlines()[-2:]] == [
+        ["bias", "float32", "[2]"],
+        ["weight", "float32", "[2,", "3]"],
+    ]
+    shown = json.loads(lab("ckpt", "show", str(folder / "step-00000001"), "--json").stdout)
+    assert shown["step"] == 1
+    assert shown["tensors"]["model.weight"]["shape"] == [2, 3]
+
+
+def test_show_what_cannot_be_read(lab: Lab, folder: Path) -> None:
+    cut(folder)
+    done = lab("ckpt", "show")
+    assert done.returncode == 2
+    assert "is cut off" in done.stderr
+
+
+def test_verify_reads_everything(lab: Lab, folder: Path) -> None:
+    assert lab("ckpt", "verify").stdout.splitlines() == [
+        f"checkpoints/net/{STEP_2}: good",
+        "checkpoints/net/step-00000001: good",
+    ]
+    data = folder / STEP_2 / "__0_0.distcp"
+    data.write_bytes(data.read_bytes()[:-1] + b"?")  # as long as before
+    assert "whole" in lab("ckpt", "ls", str(folder / STEP_2)).stdout
+    done = lab("ckpt", "verify")
+    assert done.returncode == 1
+    assert f"{STEP_2}: its __0_0.distcp was changed: the checksum is another" in done.stdout
+    assert lab("ckpt", "verify", str(folder / "step-00000001")).returncode == 0
+    rows = json.loads(lab("ckpt", "verify", "--json").stdout)
+    assert [row["problem"] is None for row in rows] == [False, True]
+
+
+def test_where_there_are_none(lab: Lab) -> None:
+    done = lab("ckpt", "ls")
+    assert done.returncode == 2
+    assert "no checkpoints in checkpoints, nor in a run of this folder" in done.stderr
+    (lab.cwd / "empty").mkdir()
+    done = lab("ckpt", "verify", "empty")
+    assert done.returncode == 2
+    assert "there are no checkpoints in empty" in done.stderr
+    assert lab("ckpt", "ls", "nowhere").returncode == 2
+
+
+def test_those_of_a_run(lab: Lab, folder: Path) -> None:
+    script = lab.script("import os, shutil\nshutil.move('saved', os.environ['LAB_RUN_DIR'])\n")
+    folder.parent.rename(lab.cwd / "saved")
+    job = lab("run", "--on", "local", "--nodes", "1", script)
+    assert job.returncode == 0, job.stderr
+    (run,) = lab.runs()
+    (run / "saved").rename(run / "checkpoints")
+    for place in ((), (run.name,), (str(run),)):
+        rows = json.loads(lab("ckpt", "ls", *place, "--json").stdout)
+        assert [Path(row["path"]).parent.name for row in rows] == ["net", "net"]
