@@ -16,6 +16,7 @@ ENDING = (Signals.SIGTERM, Signals.SIGKILL)
 """How srun and slurmd end ranks."""
 TIME_IS_UP = ("TIMEOUT", "DEADLINE")
 CALLED_OFF = ("CANCELLED", "PREEMPTED")
+NODE_LOST = ("NODE_FAIL", "BOOT_FAIL")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def judge(told: Told) -> Verdict:
     failures, ended = Failures(), set[int]()
     at: dict[int, float] = {}  # by rank: its last event
     # When Slurm ends the job, or srun the others because one has failed, it is nobody's failure.
-    is_ending = told.job.state in (*TIME_IS_UP, *CALLED_OFF)
+    is_ending = told.job.state in (*TIME_IS_UP, *CALLED_OFF, *NODE_LOST)
     for message in told.events:
         rank, node = message["rank"], message["node"]
         at[rank] = message["at"]

@@ -103,6 +103,6 @@ class Record:
         return {m["rank"] for m in self.events if m["type"] == "started"}
 
     @property
-    def ended(self) -> set[int]:
-        """Ranks that have ended, this time."""
-        return {m["rank"] for m in self.events if m["type"] == "exit"}
+    def silent(self) -> set[int]:
+        """Ranks that have begun and not told of their end, this time."""
+        return self.started - {m["rank"] for m in self.events if m["type"] == "exit"}

@@ -137,14 +137,16 @@ class BatchRun:
         record = Record(self.directory.path, self.topology)
         heard = Heard(self.directory, listeners)
         while True:
-            ended = self._ended()
-            state = JobState("COMPLETED") if ended is not None else self.state()
+            code = self._ended()
+            state = self.state() if code is None else JobState("COMPLETED")
             record.read(heard.log, heard.event)  # after the end all is there
+            if code and record.silent:  # has it lost a node? Slurm may know only later
+                state = self.state()
             if not state.active:
                 break
             time.sleep(POLL)
         heard.close()
-        return self._settle(record, state, ended, heard.last_lines)
+        return self._settle(record, state, code, heard.last_lines)
 
     @property
     def has_ended(self) -> bool:

@@ -7,8 +7,6 @@ then saves, makes the file that LAB_REQUEUE names and ends with 0, begins again.
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 REQUEUE = "LAB_REQUEUE"
@@ -17,42 +15,51 @@ LOOK_WITHIN = 10.0
 """Seconds after which a warning is noticed at the latest, unless a single step takes longer."""
 
 
-def can_come() -> bool:
-    """Whether a scheduler would warn this process."""
-    return bool(os.environ.get(REQUEUE))
+class Stop:
+    """The wish to end early, at a step on which all ranks agree. Use it with `with`.
 
-
-@contextmanager
-def on_warning(act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` when the warning comes; afterwards it is ignored, since the end is near anyway.
-
-    Outside of the main thread Python has no handlers: then another rank must hear it.
+    Inside, a warning is such a wish. Outside of the main thread Python has no handlers of signals:
+    then another rank must hear it.
     """
-    if can_come() and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGUSR2, lambda *_: act())
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    else:
-        yield
 
+    def __init__(self, *, most: int, heed_warnings: bool = True) -> None:
+        """`most`: after how many steps the ranks tell each other at the latest."""
+        self.requested = False
+        """On this rank. Set it at any time, in a handler of a signal say."""
+        self.agreed = False
+        """The same on all ranks."""
+        self._file = os.environ.get(REQUEUE) if heed_warnings else None
+        self._most = most
+        self.look_after = 1 if self._file else most
+        """After how many steps the ranks tell each other: often enough for a warning."""
 
-def look_after(steps: int, seconds: float, most: int) -> int:
-    """After how many steps ranks should tell each other whether one of them was warned.
+    def __enter__(self) -> "Stop":
+        """From now on a warning is heard."""
+        self._hears = bool(self._file) and threading.current_thread() is threading.main_thread()
+        if self._hears:
+            signal.signal(signal.SIGUSR2, lambda *_: setattr(self, "requested", True))
+        return self
 
-    Args:
-        steps: how many were taken,
-        seconds: in how long, on the slowest rank: the same number on all ranks.
-        most: how many at the most, and where no warning can come.
-    """
-    return max(1, min(most, int(LOOK_WITHIN * steps / seconds))) if can_come() else most
+    def __exit__(self, *_: object) -> None:
+        if self._hears:
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the end is near anyway
 
+    def agree(self, requested: bool, steps: int, seconds: float) -> None:
+        """What the ranks have told each other, the same on all of them.
 
-def begin_again() -> None:
-    """Ask for it, once this process has ended with 0. Nothing where no scheduler would do so."""
-    if can_come():
-        Path(os.environ[REQUEUE]).touch()
+        Args:
+            requested: whether one of them wants to stop.
+            steps: how many were taken since the last time,
+            seconds: in how long, on the slowest rank.
+        """
+        self.agreed = requested
+        if self._file:
+            self.look_after = max(1, min(self._most, int(LOOK_WITHIN * steps / seconds)))
+
+    def begin_again(self) -> None:
+        """Ask for it, once this process has ended with 0; nothing where no scheduler is."""
+        if self._file:
+            Path(self._file).touch()
 
 
 def has_begun_again() -> bool:

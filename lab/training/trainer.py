@@ -11,7 +11,6 @@ Beside it are only what one can leave for later: `order.py` says which samples a
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from lab.training.checkpoints import Checkpoints
 from lab.training.measuring import Measuring
 from lab.training.options import Options, microbatches
 from lab.training.order import Order, RankOrder, Samples, load, load_once
-from lab.training.preemption import begin_again, look_after, on_warning
+from lab.training.preemption import Stop
 from lab.training.progress import Progress, Step, Sums, set_aside, should_resume
 from lab.training.reporting import Reporter, describe
 from lab.training.schedule import schedule_factor
@@ -107,12 +106,10 @@ class Trainer:
         self.checkpoints = Checkpoints(folder, keep=options.keep, asynchronous=options.asynchronous)
         self.reporter = Reporter(options, world, ("loss", *scores), f"{items}/s")
         self.window: list[Step] = []  # since the ranks exchanged losses
-        self.total = Sums()  # of all lines of the table
-        self.rollbacks = 0
+        self.rollbacks, self.total = 0, Sums()  # of all lines of the table
         held = f", {len(held_out)} held out" if held_out is not None else ""
         self.what = f"{name}: {len(data)} samples to train on{held}"
-        self.stop_requested = False
-        self.check_every = look_after(1, math.inf, CHECK_EVERY)
+        self.stop = Stop(most=CHECK_EVERY, heed_warnings=options.save_every > 0)
 
     def train(self) -> None:
         """Train to the end; from the newest checkpoint on, if there is one and it is wanted.
@@ -127,13 +124,12 @@ class Trainer:
             set_aside(self.checkpoints.folder)
         self.steps = self.count_steps()
 
-        warned = on_warning(self.request_stop) if options.save_every else nullcontext()
-        with warned, reporter, self.measuring.trace(self.steps - progress.step):
+        with self.stop, reporter, self.measuring.trace(self.steps - progress.step):
             how = describe(options, self.world, self.parallel.kind, self.accumulate)
             reporter.start(f"{self.what}, {how}", progress.step, self.steps)
-            batches, stop = self.batches(), False
+            batches = self.batches()
             self.started = time.perf_counter()
-            while progress.step < self.steps and not stop:
+            while progress.step < self.steps and not self.stop.agreed:
                 loss, items = self.train_step(batches)
                 progress.step += 1
                 progress.place = self.order.after(progress.place)
@@ -144,24 +140,19 @@ class Trainer:
                 last = progress.step == self.steps
                 report = last or self.is_due(options.report_every)
                 save = options.save_every > 0 and (last or self.is_due(options.save_every))
-                if not (report or save or len(self.window) >= self.check_every):
+                if not (report or save or len(self.window) >= self.stop.look_after):
                     continue
-                bad, stop = self.exchange_losses()
-                if bad is not None:
+                if (bad := self.exchange_losses()) is not None:
                     batches, report, save = self.go_back(*bad), False, False
                 if report:
                     self.report(last=last)
-                if save or (stop and options.save_every):
+                if save or (self.stop.agreed and options.save_every):
                     self.save()
                 self.started = time.perf_counter()
             self.checkpoints.finish()
-            if stop and options.save_every and self.world.is_main and progress.step < self.steps:
-                begin_again()
+            if progress.step < self.steps and self.world.is_main:
+                self.stop.begin_again()
             reporter.end(progress.step, self.total, self.measuring.results(self.total))
-
-    def request_stop(self) -> None:
-        """Have all ranks save and end at a step on which they agree: at any time, on any rank."""
-        self.stop_requested = True
 
     # One step.
 
@@ -216,14 +207,13 @@ class Trainer:
             return every > 0 and self.progress.step % every == 0
         return every > 0 and self.progress.sample == 0 and self.progress.epoch % every == 0
 
-    def exchange_losses(self) -> tuple[tuple[int, int] | None, bool]:
-        """Add up all ranks' losses since the last time. A collective.
+    def exchange_losses(self) -> tuple[int, int] | None:
+        """Add up all ranks' losses since the last time, and agree whether to stop. A collective.
 
         Sums and counts travel, never means: the ranks may have unequal counts.
 
         Returns:
-            Step and rank of the first loss that is not finite, if any; whether any rank was asked
-            to stop.
+            Step and rank of the first loss that is not finite, if any.
         """
         losses = torch.stack([step.loss for step in self.window]).double().tolist()
         seconds = time.perf_counter() - self.started  # a GPU has only now done what it was told
@@ -231,16 +221,16 @@ class Trainer:
         first = self.progress.step - len(losses) + 1
         bad = (first + n for n, loss in enumerate(losses) if not math.isfinite(loss))
         items = sum(step.items for step in self.window)
-        mine = (loss_sum, items, next(bad, math.inf), self.stop_requested, seconds)
+        mine = (loss_sum, items, next(bad, math.inf), self.stop.requested, seconds)
         rows = self.world.gather(*mine)
         worst, rank = min((row[2], rank) for rank, row in enumerate(rows))
         if worst < math.inf:
-            return (int(worst), rank), False
+            return int(worst), rank
         sums, counts, _, stops, times = zip(*rows, strict=True)
         self.progress.row += Sums(sum(sums), sum(counts), len(losses), max(times))
-        self.check_every = look_after(len(losses), max(times), CHECK_EVERY)
+        self.stop.agree(any(stops), len(losses), max(times))
         self.window.clear()
-        return None, any(stops)
+        return None
 
     def report(self, *, last: bool) -> None:
         """A line of the table, with the scores on the held-out data where they are due."""
@@ -293,7 +283,6 @@ class Trainer:
         """
         behind = self.window[step - self.progress.step - 1].behind
         self.window.clear()
-        self.progress.row = Sums()
         self.reporter.event("nan", step=step, rank=rank)
         problem = f"the loss at step {step} on rank {rank} is not finite"
         cure = "lower --lr, or limit the gradient with --clip"

@@ -71,6 +71,11 @@ def test_a_node_without_a_last_word_is_lost() -> None:
     assert (verdict.kind, verdict.first.node, verdict.exit_code) == ("node-lost", "node1", 1)
     assert "lost a node (NODE_FAIL)" in verdict.summary
 
+    # srun has ended the others.
+    verdict = judge(told(*BEGAN, ended(0, 137, signal=9), state="NODE_FAIL", code=None))
+    assert verdict.first is not None
+    assert (verdict.kind, verdict.first.node, verdict.ended) == ("node-lost", "node1", (0,))
+
 
 def test_killed_for_its_memory() -> None:
     verdict = judge(told(*BEGAN, ended(0, 1), state="OUT_OF_MEMORY", code=None))

@@ -48,7 +48,7 @@ def test_events_in_the_order_of_their_happening(tmp_path: Path) -> None:
     files.tell(1, "started", 1.0, restart=0)
     files.read()
     assert files.events == [("started", 1), ("started", 0), ("exit", 0)]
-    assert (files.record.started, files.record.ended) == ({0, 1}, {0})
+    assert (files.record.started, files.record.silent) == ({0, 1}, {1})
     files.read()
     assert len(files.events) == 3
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lab.training import preemption
-from lab.training.preemption import REQUEUE, look_after
+from lab.training.preemption import REQUEUE, Stop
 from tests.ranks import RankPool
 from tests.training.training_jobs import Job, Result, train
 
@@ -54,7 +54,12 @@ def test_a_warning_in_the_last_step_needs_no_other_beginning(
 
 
 def test_ranks_look_as_often_as_the_warning_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_after(seconds: float) -> int:
+        stop = Stop(most=50)
+        stop.agree(False, 10, seconds)
+        return stop.look_after
+
     monkeypatch.delenv(REQUEUE, raising=False)
-    assert look_after(1, 60.0, 50) == 50  # nobody warns
+    assert look_after(600.0) == 50  # nobody warns
     monkeypatch.setenv(REQUEUE, "file")
-    assert [look_after(10, seconds, 50) for seconds in (0.01, 20.0, 200.0)] == [50, 5, 1]
+    assert [look_after(seconds) for seconds in (0.01, 20.0, 200.0)] == [50, 5, 1]

@@ -131,7 +131,7 @@ def train(folder: Path, options: dict[str, Any], job: Job | None = None) -> Resu
             if trainer.progress.step == job.cut:
                 raise CutOffError
             if trainer.progress.step == job.stop and world.rank == world.size - 1:
-                trainer.stop_requested = True
+                trainer.stop.requested = True
             if trainer.progress.step == job.warn and world.rank == world.size - 1:
                 os.kill(os.getpid(), signal.SIGUSR2)
             wrong = job.poison.get(trainer.progress.step + 1) == world.rank
@@ -164,3 +164,9 @@ def furthest(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """The largest difference between two trainings' losses."""
     assert len(ours) == len(theirs) > 0
     return max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+
+
+def last_accuracy(events: Path) -> float:
+    """At the end of a training, by its events."""
+    rows = [json.loads(row) for row in events.read_text().splitlines()]
+    return float([row["accuracy"] for row in rows if row["event"] == "report"][-1])
