@@ -83,13 +83,12 @@ def begin(folder: Path, step: int) -> Path:
 def commit(new: Path) -> Path:
     """Let the checkpoint that was written into `begin`'s folder be there. Its path.
 
-    All its files must be on the disk.
+    All its files and their names must be on the disk.
     """
     match = LEFTOVER.fullmatch(new.name)
     assert match is not None
     path = new.parent / match[1]
     old = new.with_suffix(".old")
-    sync(new)
     if path.exists():
         path.rename(old)
     new.rename(path)
