@@ -70,6 +70,11 @@ def train(world: World, options: GptOptions) -> None:
     text = library_source() if options.text is None else _read(options.text)
     require_same_text(text)
     seen = int(len(text) * (1 - HELD_OUT))
+    if len(text) - seen <= options.context:
+        raise UsageError(
+            f"the text has {len(text)} bytes: too few to hold {HELD_OUT:.0%} out in windows of "
+            f"{options.context}; use a longer text or a smaller --context"
+        )
     held_out = Windows(text[seen:], options.context, at_most=EVALUATED)
     trainer = Trainer(
         lambda: GPT(options.context, options.width, options.heads, options.layers),

@@ -47,7 +47,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """In and out: [batch, time, width]."""
         x = x + self.attention(self.attention_norm(x))
-        return x + self.mlp(self.mlp_norm(x))
+        added: Tensor = self.mlp(self.mlp_norm(x))
+        return x + added
 
 
 class GPT(nn.Module):
@@ -64,18 +65,16 @@ class GPT(nn.Module):
         self, context: int = 64, width: int = 128, heads: int = 4, layers: int = 4
     ) -> None:
         super().__init__()
-        self.context = context
         self.token = nn.Embedding(BYTES, width)
         self.position = nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, BYTES, bias=False)
         self.apply(_initialise)
-        # Each of them adds to the residual stream, whose variance would grow with the depth.
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            for last in (block.attention.out, block.mlp[-1]):
-                nn.init.normal_(last.weight, std=INITIAL_DEVIATION / (2 * layers) ** 0.5)
+        # Each block adds to the residual stream twice, and the sum's variance should not grow.
+        for name, parameter in self.named_parameters():
+            if name.endswith(("attention.out.weight", "mlp.2.weight")):
+                nn.init.normal_(parameter, std=INITIAL_DEVIATION / (2 * layers) ** 0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """What comes after each token.

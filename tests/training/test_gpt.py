@@ -98,6 +98,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plain(ranks: RankPool, folder: Path) -> list[str]:
     """What rank 0 of our DDP prints."""
+    lines: list[str]
     (code, lines), others = ranks.run(2, job, folder)
     assert (code, others) == (0, (0, []))
     return lines
@@ -174,6 +175,7 @@ def test_wrong_arguments_end_with_one_line(
     [
         (("--text", "missing"), "--text missing: No such file or directory"),
         (("--prompt", ""), "--prompt is empty"),
+        (("--text", "short"), "the text has 160 bytes: too few to hold 5% out in windows of 64"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(
@@ -184,6 +186,7 @@ def test_what_cannot_be_is_said_in_one_line(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "short").write_bytes(b"def f(x): return" * 10)
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     with contextlib.suppress(SystemExit):
