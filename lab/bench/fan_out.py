@@ -1,6 +1,7 @@
 """`lab exec --all true` on many SSH endpoints of this machine, beside the tools for that."""
 
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -70,12 +71,14 @@ def bench_fan_out(sizes: Sequence[int], runs: int, progress: Progress) -> list[d
 def _of_size(folder: Path, size: int, runs: int, progress: Progress) -> list[dict[str, Any]]:
     ways = _ways(folder, size)
     seconds: dict[str, list[float]] = {way.name: [] for way in ways}
+    cpu: dict[str, list[float]] = {way.name: [] for way in ways}
     for number in range(runs + 1):
         progress(f"{size} hosts, {'warm-up' if number == 0 else f'round {number} of {runs}'}")
         for way in ways:
-            taken = _measured(way)
+            taken, computed = _measured(way)
             if number > 0:
                 seconds[way.name].append(taken)
+                cpu[way.name].append(computed)
     best = min(statistics.median(seconds[way.name]) for way in ways[1:])
     return [
         {
@@ -85,13 +88,16 @@ def _of_size(folder: Path, size: int, runs: int, progress: Progress) -> list[dic
             "min": min(values),
             "max": max(values),
             "of the best other": statistics.median(values) / best,
+            "cpu": statistics.median(cpu[way]),
             "all": values,
         }
         for way, values in seconds.items()
     ]
 
 
-def _measured(way: Way) -> float:
+def _measured(way: Way) -> tuple[float, float]:
+    """Seconds from its start to its end, and of computation on this side."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.monotonic()
     done = subprocess.run(
         way.argv,
@@ -103,7 +109,9 @@ def _measured(way: Way) -> float:
     )
     if done.returncode != 0:
         raise LabError(f"{way.name} failed: {done.stderr.strip() or done.stdout.strip()}")
-    return time.monotonic() - began
+    taken = time.monotonic() - began
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return taken, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def _ways(folder: Path, size: int) -> list[Way]:

@@ -69,6 +69,8 @@ class SshTransport:
         Raises:
             LabError: a host cannot take part; says which, and why.
         """
+        from lab.deploy.deployment import Plan, Told, deploy  # not for `lab exec`, which is quick
+
         count = self.topology.nnodes
         progress(f"connecting to {count} host{'s' * (count > 1)}")
         hosts = self.hosts.each(lambda node: self.hosts.ask(node, self.layout, make=True))
