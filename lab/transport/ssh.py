@@ -5,9 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lab.deploy.deployment import deploy
 from lab.deploy.layout import Layout, Release
-from lab.deploy.plan import Plan, Told
 from lab.deploy.program import start_line
 from lab.errors import LabError, UsageError
 from lab.topology import Node, Topology
@@ -69,7 +67,8 @@ class SshTransport:
         Raises:
             LabError: a host cannot take part; says which, and why.
         """
-        from lab.deploy.deployment import Plan, Told, deploy  # not for `lab exec`, which is quick
+        from lab.deploy.deployment import deploy  # later: `lab exec` does without, and is quick
+        from lab.deploy.plan import Plan, Told
 
         count = self.topology.nnodes
         progress(f"connecting to {count} host{'s' * (count > 1)}")
