@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.batch.code import link_code
+from lab.batch.code import link_code, remove_unused
 from lab.batch.heard import Heard
 from lab.batch.judge import Told, judge
 from lab.batch.login import login_of
@@ -61,17 +61,7 @@ class BatchRun:
             UsageError: the job cannot be had on Slurm.
             LabError: sbatch does not take it; nothing of the run is left.
         """
-        if topology.slurm.array is not None:
-            raise UsageError(
-                "slurm.array: a run is one job: submit each by itself, or take the script: "
-                "lab render --as sbatch"
-            )
-        if not job.python or job.requirements is not None:
-            raise UsageError(
-                "on Slurm a job is a script or module for Python, with the packages of the "
-                "cluster's own environment (slurm.venv, slurm.conda): leave --no-python and "
-                "--requirements out"
-            )
+        _check(topology, job)
         merged = topology.model_copy(update={"env": {**topology.env, **job.env}})
         script = render_sbatch(merged, job.command)
         directory = RunDirectory.create(topology, job)
@@ -88,6 +78,7 @@ class BatchRun:
         except BaseException:
             directory.finish(Verdict("not-started", 1, "it was not submitted"))
             directory.remove()
+            remove_unused(path.parent)
             raise
         directory.note(slurm={"job": job_id}, controller=None)
         return cls(directory)
@@ -215,6 +206,26 @@ def ask_first(topology: Topology, job: Job) -> str:
         file.flush()
         Path(file.name).chmod(0o644)
         return slurm_of(topology, job.cwd).test(Path(file.name))
+
+
+def _check(topology: Topology, job: Job) -> None:
+    """Raises UsageError where a run on Slurm cannot have what the job asks for."""
+    if topology.slurm.array is not None:
+        raise UsageError(
+            "slurm.array: a run is one job: submit each by itself, or take the script: "
+            "lab render --as sbatch"
+        )
+    if not job.python or job.requirements is not None:
+        raise UsageError(
+            "on Slurm a job is a script or module for Python, with the packages of the cluster's "
+            "own environment (slurm.venv, slurm.conda): leave --no-python and --requirements out"
+        )
+    if job.engine != "spawn" or job.collect:
+        raise UsageError(
+            "on Slurm the topology says what starts the ranks (slurm.launcher) and how few nodes "
+            "will do (nodes: 2-4), and files are where the ranks write them: leave --engine, "
+            "--min-nodes and --collect out"
+        )
 
 
 def _nodes(topology: Topology) -> dict[str, Any]:

@@ -296,12 +296,15 @@ def test_test_only(lab: Patient) -> None:
     assert "to start at" in done.stdout
 
 
-def preempted(lab: Patient, cluster: Cluster, file: str, *job: str, after: str) -> Path:
+def preempted(
+    lab: Patient, cluster: Cluster, file: str, *job: str, after: str, drain: str | None = None
+) -> Path:
     """Run a job that is warned once it has said `after`, and begins again; its directory."""
-    number, run = lab.submit("-t", file, "--nodes", "2", lab.script(SLOWLY, "slowly.py"), *job)
-    out = run / "node0/rank0.out"
-    wait_until(lambda: after in read(out))
+    number, run = lab.submit("-t", file, lab.script(SLOWLY, "slowly.py"), *job)
+    wait_until(lambda: any(after in read(path) for path in run.glob("*/rank0.out")))
     cluster.slurm("scancel", "--batch", "--signal=USR2", number)  # as before the time limit
+    if drain is not None:
+        cluster.slurm("scontrol", "update", f"NodeName={drain}", "State=DRAIN", "Reason=test")
     cluster.begin_now(number, 1)
     followed = lab("logs", "-f", run.name)
     assert followed.returncode == 0
@@ -326,7 +329,7 @@ def test_the_script_of_lab_new_goes_on_bitwise_after_a_warning(
     assert local.returncode == 0, local.stderr
     expected = lines(read(lab.runs()[-1] / "node0/rank0.out"))
     assert len(expected) > 40
-    file = lab.topology(launcher="torchrun")
+    file = lab.topology(launcher="torchrun", nodes="2")
     run = preempted(lab, cluster, file, *options("torchrun"), after="step     3 ")
     assert lines(read(run / "node0/rank0.out")) == expected, "none is missing, none repeated"
 
@@ -349,8 +352,21 @@ def test_a_training_of_ours_goes_on_bitwise_after_a_warning(lab: Patient, cluste
     assert lab("run", "-q", "-t", "pair", "--on", "local", "-m", *job).returncode == 0
     expected = losses(lab.runs()[-1])
     assert len(expected) == 600
-    run = preempted(lab, cluster, lab.topology(launcher="srun"), *job, after="\n    3 ")
+    run = preempted(lab, cluster, lab.topology(launcher="srun", nodes="2"), *job, after="\n    3 ")
     assert losses(run) == expected
+
+
+def test_an_elastic_job_goes_on_with_fewer_nodes(lab: Patient, cluster: Cluster) -> None:
+    job = ["lab.training.wine", "--steps", "600", "--save-every", "600", "--evaluate-every", "0"]
+    job += ["--batch-size", "16", "--global-batch", "32"]
+    file = lab.topology(nodes="1-2")
+    try:
+        run = preempted(lab, cluster, file, *job, after="\n    3 ", drain="node[1-3]")
+    finally:
+        cluster.slurm("scontrol", "update", "NodeName=node[1-3]", "State=RESUME")
+    assert list(losses(run)) == list(range(1, 601)), "none is missing, none repeated"
+    rows = [json.loads(line) for line in read(run / "training.jsonl").splitlines()]
+    assert [row["world_size"] for row in rows if row["event"] == "start"] == [2, 1]
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])

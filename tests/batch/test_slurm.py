@@ -269,3 +269,23 @@ def test_without_slurm_on_path(lab: Lab) -> None:
             "or name one in the topology: slurm.login"
         )
         assert list((lab.cwd / "runs").glob("[!.]*")) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "cure"),
+    [
+        (["--engine", "torchrun"], "slurm.launcher"),
+        (["--no-python"], "leave --no-python"),
+        (["--collect", "*.pt"], "leave --engine, --min-nodes and --collect out"),
+        (["--timeout", "5m"], "slurm.time in place of a timeout"),
+        (["--max-restarts", "1"], "slurm.requeues in place of restarts"),
+    ],
+)
+def test_what_a_run_on_slurm_has_not(lab: Lab, option: list[str], cure: str) -> None:
+    lab.script("nodes: 1\non: slurm\nname: x", "x.yaml")
+    script = lab.cwd / lab.script("", "x.py")
+    script.chmod(0o755)
+    done = lab("run", "-t", "x.yaml", *option, "./x.py")
+    assert done.returncode == 2
+    assert cure in done.stderr
+    assert not (lab.cwd / "runs").exists()
