@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from lab.errors import LabError
 from lab.node.leftovers import Labelled, end, labelled
+from lab.topology import SLURM_LAB, SSH_LAB
 from lab.transport.base import Progress
 from lab.transport.containers import PYTHON
 from lab.transport.engine import EngineStoppedError, connect
@@ -65,7 +66,8 @@ def collect_garbage(
                         remove_lab(client, lab)
                     except LabError as error:  # the others can be removed all the same
                         removed[-1] = f"nothing: {error}"
-        if reason is None and lab.ours:
+        # Where one rehearses, nodes have no lab in them; what ends there is Slurm's and sshd's.
+        if reason is None and lab.ours and lab.topology not in (SLURM_LAB, SSH_LAB):
             removed += _end_leftovers_on(client, lab.nodes, dry_run)
     for tag in stale_images(client) if images else ():
         removed.append(f"image {tag}: of other code than the present, or of packages for a run")
