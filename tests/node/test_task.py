@@ -194,3 +194,14 @@ def test_no_shared_file_system(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "must be on a file system that all hosts share" in done.stderr
+
+
+def test_a_run_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    run = tmp_path / "runs/20260101-quad"
+    run.mkdir(parents=True)
+    (run / "b").write_text("in the way")
+    process = start(tmp_path, "")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert err.startswith(f"lab: error: {run}/b cannot be written on ")
+    assert len(err.splitlines()) == 1
