@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 REPORT, MATRIX = Path("outputs/ddp-demo.json"), Path("outputs/prove-all.json")
 """Where the JSON goes unless the user says otherwise."""
+RECIPE = "skill-distributed-fsdp-ddp.md"
+"""docs/recipe.md, beside the JSON: how a script comes to do what was proven."""
 
 
 def prove(
@@ -93,6 +95,7 @@ def prove(
     the ranks differ among themselves, or bytes and memory are not those of the formulas.
     """
     from lab.topology import load_topology
+    from lab.transport.image_context import asset
 
     loaded = load_topology(topology, nodes=nodes, slots=slots, on=on, backend=backend)
     try:
@@ -123,11 +126,14 @@ def prove(
     text = found.dumps()
     out = out or (MATRIX if isinstance(found, Matrix) else REPORT)
     _write(out, text)
+    _write(out.with_name(RECIPE), asset("docs/recipe.md").read_text(encoding="utf-8"))
     if as_json:
         sys.stdout.write(text)
     else:
         _show(found)
-        print(f"lab: the report is in {out}", file=sys.stderr)
+        print(
+            f"lab: the report is in {out}, the recipe in {out.with_name(RECIPE)}", file=sys.stderr
+        )
     raise typer.Exit(0 if found.ok else EXIT_FAILURE)
 
 

@@ -117,12 +117,14 @@ def _section(module: str, first_party: set[str]) -> int:
 
 
 def _from(module: str, names: list[str]) -> str:
-    """CONSTANTS before Classes before functions, on lines of their own where they are many."""
-    ordered = sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
-    line = f"from {module} import {', '.join(ordered)}"
-    if len(line) <= _WIDTH:
-        return line
-    return f"from {module} import (\n" + "".join(f"    {name},\n" for name in ordered) + ")"
+    """CONSTANTS before Classes before functions; names with `as` each by itself, and first."""
+    lines = [f"from {module} import {name}" for name in sorted(names) if " as " in name]
+    plain = [name for name in names if " as " not in name]
+    plain.sort(key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+    line = f"from {module} import {', '.join(plain)}"
+    if len(line) > _WIDTH:
+        line = f"from {module} import (\n" + "".join(f"    {name},\n" for name in plain) + ")"
+    return "\n".join([*lines, line] if plain else lines)
 
 
 def _plain(file: str) -> str:

@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
@@ -22,3 +23,8 @@ def exchanging(model: nn.Module, wanted: bool) -> AbstractContextManager[None]:
 def clip_gradients(model: nn.Module, limit: float) -> torch.Tensor:
     """Bring the gradient's norm down to a limit; the norm it had. NaN raises, before it spreads."""
     return clip_grad_norm_(model.parameters(), limit, error_if_nonfinite=True)
+
+
+def leave() -> None:
+    """Leave the process group."""
+    dist.destroy_process_group()

@@ -1,5 +1,7 @@
 """Fully sharded: every rank keeps a part of each parameter, its gradient and its moments."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -46,3 +48,16 @@ def clip_gradients(model: nn.Module, limit: float) -> torch.Tensor:
     norm = clip_grad_norm_(model.parameters(), limit, error_if_nonfinite=True)
     assert isinstance(norm, DTensor)
     return norm.full_tensor()
+
+
+def leave() -> None:
+    """Leave the process group.
+
+    DTensor's caches keep its threads beyond that, and gloo's may abort a Python that takes itself
+    apart (torch 2.13): with gloo the process ends before.
+    """
+    gloo = dist.get_backend() == "gloo"
+    dist.destroy_process_group()
+    if gloo:
+        sys.stdout.flush()
+        os._exit(0)

@@ -13,6 +13,7 @@ import argparse
 import importlib
 import math
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -34,28 +35,38 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
-from lab.templates.ddp import clip_gradients, exchanging, wrap
+from lab.templates.ddp import clip_gradients, exchanging, leave, wrap
 from lab.templates.mlp import Model
 from lab.templates.rows import dataset
 
 TIMEOUT = timedelta(minutes=10)
 """Of a collective: how long ranks wait for one that does not come."""
+REQUEUE = os.environ.get("LAB_REQUEUE")
+"""In job scripts of lab's: SIGUSR2 warns of the end, and who makes this file begins again."""
 IGNORED = -100
 """A target that does not count, such as padding; cross_entropy's default."""
+
+
+def positive(text: str) -> int:
+    """1, 2, 3..."""
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
-    add("--epochs", type=int, default=5, help="times through the data")
-    add("--batch-size", type=int, default=96, help="samples of a step, of all ranks together")
-    add("--micro-batch", type=int, default=4, help="samples of a forward, on one rank")
+    add("--epochs", type=positive, default=5, help="times through the data")
+    add("--batch-size", type=positive, default=96, help="samples of a step, of all ranks together")
+    add("--micro-batch", type=positive, default=4, help="samples of a forward, on one rank")
     add("--lr", type=float, default=1e-3, help="learning rate")
     add("--clip", type=float, default=1.0, help="largest norm of the gradient")
     add("--seed", type=int, default=0, help="of weights, order and dropout")
-    add("--save-every", type=int, default=25, help="steps between checkpoints")
-    add("--log-every", type=int, default=10, help="steps between lines")
+    add("--save-every", type=positive, default=25, help="steps between checkpoints")
+    add("--log-every", type=positive, default=10, help="steps between lines")
     checkpoint = Path("checkpoints") / (Path(__file__).stem + ".pt")
     add("--checkpoint", type=Path, default=checkpoint, help="rank 0's file")
     return parser.parse_args()
@@ -194,13 +205,30 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return steps[0]
 
 
+def listen() -> list[int]:
+    """The warnings that come to this rank, from now on."""
+    heard: list[int] = []
+    if REQUEUE:
+        signal.signal(signal.SIGUSR2, lambda number, _: heard.append(number))
+    return heard
+
+
+def any_warned(heard: list[int], device: torch.device) -> bool:
+    """Whether a rank has been warned: all ranks save after the same step. A collective."""
+    warnings = torch.tensor(len(heard), device=device)
+    if REQUEUE:
+        dist.all_reduce(warnings)
+    return bool(warnings)
+
+
 def train(options: argparse.Namespace, device: torch.device) -> None:
     """From the data to the last step."""
     rank, world = dist.get_rank(), dist.get_world_size()
     data, held_out = dataset(train=True), dataset(train=False)
     batch, micro = options.batch_size, options.micro_batch
-    if min(batch, micro) < 1 or batch % (micro * world):
-        raise SystemExit(f"--batch-size {batch} must be a multiple of {micro=} x {world} ranks")
+    if batch % (micro * world):
+        wanted = f"a multiple of --micro-batch {micro} x {world} ranks"
+        raise SystemExit(f"--batch-size {batch} must be {wanted}")
     accumulate, steps_per_epoch = batch // (micro * world), len(data) // batch
     if steps_per_epoch == 0:
         raise SystemExit(f"--batch-size {batch} is more than the {len(data)} samples there are")
@@ -208,15 +236,16 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
     sampler = EpochSampler(data, world, rank, seed=options.seed, drop_last=True)
     loader = DataLoader(data, batch_size=micro, sampler=sampler, drop_last=True)
 
+    heard = listen()
     torch.manual_seed(options.seed)  # the same weights on every rank
     model = wrap(Model().to(device), device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)  # after wrapping
     step, last = load(options.checkpoint, model, optimizer), options.epochs * steps_per_epoch
     if rank == 0:
-        print(f"{world} ranks on {device.type}, {accumulate} x {micro} samples a step on each")
-        if step:
-            left = f"{last - step} steps are left" if step < last else "take more --epochs"
-            print(f"{options.checkpoint} has {step} of {last} steps: {left}", flush=True)
+        share = f"{accumulate} x {micro} samples of a step on each"
+        print(
+            f"{world} ranks on {device.type}, {share}, {step} of {last} steps are done", flush=True
+        )
 
     for epoch in range(step // steps_per_epoch, options.epochs):
         sampler.set_epoch(epoch)  # else every epoch has the order of the first
@@ -226,12 +255,17 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             step += 1
             # Dropout: another one on each rank and step, and the same one after a restart.
             torch.manual_seed(options.seed + step * world + rank)
-            share = [[part.to(device) for part in pair] for pair in islice(batches, accumulate)]
-            loss, norm = take_step(model, optimizer, share, options.clip)
+            own = [[part.to(device) for part in pair] for pair in islice(batches, accumulate)]
+            loss, norm = take_step(model, optimizer, own, options.clip)
             if rank == 0 and step % options.log_every == 0:
                 print(f"step {step:>5}  loss {loss:.6f}  gradient {norm:.4f}", flush=True)
-            if step % options.save_every == 0 or step == last:
+            ending = step < last and any_warned(heard, device)
+            if ending or step % options.save_every == 0 or step == last:
                 save(options.checkpoint, model, optimizer, step)
+            if ending:
+                if rank == 0 and REQUEUE:
+                    Path(REQUEUE).touch()
+                return
         speed = (step - before) * batch / (time.perf_counter() - started)
         mean, accuracy = evaluate(model, held_out, micro, device)
         if rank == 0:
@@ -245,6 +279,4 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
 if __name__ == "__main__":
     options = parse()
     train(options, join())
-    # Not where training raised: the others may be in a collective, and this would wait for them.
-    # A rank that just ends has its launcher end them.
-    dist.destroy_process_group()
+    leave()  # not where training raised: the others may be in a collective, and this would wait

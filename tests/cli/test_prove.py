@@ -37,7 +37,7 @@ class Outcome:
             if found is not None:
                 (self._folder / "prove.json").write_text(found.dumps())
             kind: Any = "ok" if exit_code == 0 else "exit"
-            run = SimpleNamespace(directory=SimpleNamespace(path=self._folder))
+            run = SimpleNamespace(path=self._folder)
             return run, Verdict(kind, exit_code, "what came of it")
 
         self._patch.setattr(module, "execute", execute)
@@ -59,6 +59,8 @@ def test_equal_ends_with_the_verdict_and_0(outcome: Outcome, tmp_path: Path) -> 
     assert lines[-1].startswith("equal to one process: max |difference| of gradients 3.0e-08")
     assert max(map(len, lines[:-1])) <= 80
     assert json.loads((tmp_path / "outputs/ddp-demo.json").read_text())["ok"] is True
+    recipe = Path(__file__).parents[2] / "docs/recipe.md"
+    assert (tmp_path / "outputs/skill-distributed-fsdp-ddp.md").read_text() == recipe.read_text()
 
 
 def test_unequal_is_shown_written_and_1(outcome: Outcome, tmp_path: Path) -> None:
