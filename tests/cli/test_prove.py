@@ -181,7 +181,7 @@ def test_on_real_local_nodes(lab: Lab) -> None:
 @pytest.mark.docker
 def test_fsdp_on_four_containers(lab: Lab) -> None:
     try:
-        done = lab("prove", "--on", "docker", "--parallel", "fsdp", "--steps", "3")
+        done = lab("prove", "--on", "docker", "--parallel", "fsdp", "--steps", "3", timeout=300)
         assert done.returncode == 0, done.stderr + done.stdout
         assert done.stdout.splitlines()[-1].startswith("bitwise equal to one process")
         assert done.stdout.splitlines()[-1].endswith("on 4 ranks / 4 nodes")
