@@ -220,11 +220,12 @@ class _Deployment:
         entries = [entry.as_data() for entry in tree.entries]
         visit.send("stage", **stage(tree, environment.as_data(), entries))
         sent = 0
-        if environment.key not in self._hosts[node.name]["environments"]:
-            wanted = visit.expect("want")["hashes"]
+        want = visit.expect("want")
+        if want["what"] == "packages":  # which the host may have got from somebody else by now
             wheels = {wheel.hash: environment.folder / wheel.name for wheel in environment.wheels}
-            sent += visit.send_files(wanted, wheels, "sending packages")
-        wanted = visit.expect("want")["hashes"]
+            sent += visit.send_files(want["hashes"], wheels, "sending packages")
+            want = visit.expect("want")
+        wanted = want["hashes"]
         files = f"sending {len(wanted)} file{'s' * (len(wanted) != 1)}"
         sent += visit.send_files(wanted, tree.sources, files)
         visit.expect("staged")

@@ -3,7 +3,8 @@
 =========  =====================================================================================
 hello      what this host is and has: answered by `host`
 stage      `content`, `environment` (`key`, `wheels`, `own`) and `entries` of a version: answered
-           by `want` with blobs, whose bytes follow, then by `staged`; nothing is in use yet
+           by `want` with the hashes of `packages`, if need be, and of `files`, whose bytes are
+           then awaited, and by `staged`; nothing is in use yet
 switch     use what was staged; answered by `switched`
 back       `content`: use the version before the one in use, if that is its content, or only say
            its content (`content` is none); answered by `before`
@@ -25,6 +26,8 @@ from lab.deploy.host.files import Entry, place, receive_blob
 from lab.deploy.host.releases import Project
 from lab.deploy.host.wire import Wire
 
+STEP_WIDTH = 80
+"""Characters of pip's lines that are worth showing."""
 MARGIN = 32 << 20
 """Bytes that shall stay free on the disk."""
 _KINDS = {errno.ENOSPC: "full", errno.EDQUOT: "full", errno.EROFS: "unwritable"}
@@ -90,7 +93,8 @@ class Session:
         release = project.begin(message["content"])
         copies = project.contents()
         code = release / "code"
-        self._receive(place(entries, code, copies, project.blobs), project.blobs)
+        missing = place(entries, code, copies, project.blobs)
+        self._receive("files", missing, project.blobs)
         left = place(entries, code, copies, project.blobs)
         assert not left
         (release / "venv").symlink_to(os.path.relpath(environment, release))
@@ -107,7 +111,7 @@ class Session:
             shutil.rmtree(release)
 
     def _say(self, words: str) -> None:
-        self._wire.send("step", words=words)
+        self._wire.send("step", words=words[:STEP_WIDTH])
 
     def _check_space(self, message: dict[str, Any]) -> None:
         environment = message["environment"]
@@ -123,7 +127,8 @@ class Session:
         store = self._project.workdir / "wheels"
         store.mkdir(mode=0o700, exist_ok=True)
         wheels: list[Entry] = wanted["wheels"]
-        self._receive([wheel for wheel in wheels if not (store / wheel["hash"]).exists()], store)
+        missing = [wheel for wheel in wheels if not (store / wheel["hash"]).exists()]
+        self._receive("packages", missing, store)
         named = store / wanted["key"]  # pip goes by their names
         shutil.rmtree(named, ignore_errors=True)
         named.mkdir()
@@ -144,10 +149,10 @@ class Session:
         for wheel in wheels:
             (store / wheel["hash"]).unlink(missing_ok=True)
 
-    def _receive(self, missing: list[Entry], folder: Path) -> None:
+    def _receive(self, what: str, missing: list[Entry], folder: Path) -> None:
         """Ask for contents that are not here, each once, and take them."""
         blobs = {entry["hash"]: entry for entry in missing}
-        self._wire.send("want", hashes=list(blobs))
+        self._wire.send("want", what=what, hashes=list(blobs))
         for blob in blobs.values():
             try:
                 receive_blob(self._wire, folder, blob)
