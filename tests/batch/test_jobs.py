@@ -184,7 +184,7 @@ def test_the_first_failure_wins(lab: Patient, launcher: str) -> None:
 
 
 def test_submit_ps_logs_stop_rm(lab: Patient) -> None:
-    job, run = lab.submit("-t", "slurm-lab", "--nodes", "1", lab.script(WAITS))
+    job, run = lab.submit("-t", lab.topology(launcher="srun", nodes="1"), lab.script(WAITS))
     wait_until(lambda: "here" in lab("logs", run.name).stdout)
     state = next(r for r in json.loads(lab("ps", "--json").stdout)["runs"] if r["id"] == run.name)
     assert (state["state"], state["slurm"]["job"]) == ("running", job)
