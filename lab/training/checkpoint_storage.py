@@ -12,6 +12,7 @@ import io
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from errno import ENOTCONN
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -199,7 +200,13 @@ class _Writer(FileSystemWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On rank 0, when all ranks have written."""
+        """On rank 0, when all ranks have written.
+
+        Raises:
+            OSError: it is not all of them, since a rank without a group takes itself for the only.
+        """
+        if len(results) != self.about["world_size"]:
+            raise OSError(ENOTCONN, "the process group was left before it was saved: call finish()")
         files, data = {}, []
         for result in (result for of_rank in results for result in of_rank):
             if isinstance(result.storage_data, FileEntry):

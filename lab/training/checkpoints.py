@@ -1,11 +1,10 @@
 """Checkpoints of one training: saved whole or not at all, the newest few kept, loaded anywhere.
 
-    checkpoints = Checkpoints(Path("checkpoints"))
-    progress = checkpoints.load(model, optimizer)          # None: begin at the beginning
-    for step in ...:
-        ...
-        checkpoints.save(step, model, optimizer, {"step": step, "epoch": epoch})
-    checkpoints.finish()
+    with Checkpoints(Path("checkpoints")) as checkpoints:
+        progress = checkpoints.load(model, optimizer)          # None: begin at the beginning
+        for step in ...:
+            ...
+            checkpoints.save(step, model, optimizer, {"step": step, "epoch": epoch})
 
 Whatever the model is wrapped in (nothing, DDP or FSDP of lab.parallel, torch's DDP or fully_shard)
 and whether the optimiser is a plain one or a ZeroRedundancyOptimizer, the checkpoint is the same,
@@ -20,8 +19,9 @@ import shutil
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -54,7 +54,8 @@ class Checkpoints:
             folder: made with the first save.
             keep: how many of the last saved stay.
             asynchronous: `save` returns as soon as it has a copy of the state, and it is written
-                while training goes on; the copy's memory is kept. Call `finish` at the end.
+                while training goes on; the copy's memory is kept. Call `finish` at the end, before
+                the process group is left, or use `with`.
         """
         if keep < 1:
             raise ValueError(f"keep={keep}: at least one checkpoint must stay")
@@ -163,6 +164,14 @@ class Checkpoints:
         if error is not None:
             raise error
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """`finish`, also when the training ended by an error: that error is the one to know."""
+        with nullcontext() if kind is None else suppress(Exception):
+            self.finish()
+
     def _ranks(self) -> dist.ProcessGroup | None:
         """A group that carries Python objects, and that no collective of the training is on."""
         if not dist.is_initialized():
@@ -192,9 +201,11 @@ class Checkpoints:
             ranks.check_shared(new)
             write(state, new, {**about, "saved": saved}, ranks.group)
             ranks.of_first(lambda: folders.rotate(self.folder, self.keep))
-        except OSError as error:
+        except Exception as error:
             if new is not None and ranks.rank == 0:
                 shutil.rmtree(new, ignore_errors=True)
+            if not isinstance(error, OSError):
+                raise
             raise LabError(
                 f"the checkpoint of step {about['step']} could not be saved in {self.folder}: "
                 f"{error.strerror or error}; what was there before still is. Make room or rights "

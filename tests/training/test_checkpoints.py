@@ -331,6 +331,56 @@ def _save_apart(folder: Path) -> str:
     return str(caught.value)
 
 
+def test_with_waits_for_what_is_being_written(tmp_path: Path) -> None:
+    training = Training("none")
+
+    def train(folder: Path) -> None:
+        with Checkpoints(folder, asynchronous=True) as checkpoints:
+            checkpoints.save(1, training.model, training.optimizer, {})
+            raise KeyError("of the training")
+
+    with pytest.raises(KeyError, match="of the training"):
+        train(tmp_path / "good")
+    assert names(tmp_path / "good") == ["step-00000001"]
+    (tmp_path / "file").touch()
+    with pytest.raises(KeyError, match="of the training"):
+        train(tmp_path / "file")
+
+
+def test_who_leaves_the_group_while_it_is_saved_has_the_one_before(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    for message in ranks.run(2, _leave, tmp_path):
+        assert "the process group was left before it was saved: call finish()" in message
+    assert names(tmp_path) == ["step-00000001"]
+
+
+def _leave(folder: Path) -> str:
+    import threading
+
+    import torch.distributed as dist
+
+    training = Training("ddp")
+    checkpoints = Checkpoints(folder, asynchronous=True)
+    checkpoints.save(1, training.model, training.optimizer, {})
+    checkpoints.finish()
+    left = threading.Event()
+    begin = checkpoints._write
+
+    def write_later(*arguments: Any) -> None:
+        left.wait()
+        begin(*arguments)
+
+    checkpoints._write = write_later  # type: ignore[method-assign, assignment]
+    checkpoints.save(2, training.model, training.optimizer, {})
+    default, dist.is_initialized = dist.is_initialized, lambda: False
+    left.set()
+    with pytest.raises(LabError) as caught:
+        checkpoints.finish()
+    dist.is_initialized = default
+    return str(caught.value)
+
+
 def test_to_look_at_checkpoints_needs_no_torch() -> None:
     code = "import sys, lab.training.checkpoint_folder; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
