@@ -72,8 +72,9 @@ def _trust(connection: "SshConnection", yes: bool, expected: str | None, replace
 
 def _connections(hosts: list[str], source: str | None) -> "list[SshConnection]":
     from lab.topology import SshOptions, load_topology
-    from lab.transport.ssh_connection import SshConnection, SshSettings
+    from lab.transport.ssh_connection import SshConnection
     from lab.transport.ssh_hosts import SshHosts
+    from lab.transport.ssh_settings import SshSettings
 
     loaded = load_topology(source)
     nodes = {node.name: node for node in loaded.nodes} if loaded.on == "ssh" else {}

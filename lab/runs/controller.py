@@ -110,7 +110,7 @@ class RunController:
         restore = self._catch_signals()
         try:
             verdict = self._attempts()
-            self.transport.bring_back(self.directory.path, self.job.start_folder, self.job.collect)
+            self._bring_back(verdict)
             if verdict.first is not None:
                 hint = hint_for(verdict.first, self.job) or verdict.hint
                 first = replace(verdict.first, last_lines=self._last_lines.of(verdict.first.rank))
@@ -131,6 +131,14 @@ class RunController:
         finally:
             restore()
         return verdict
+
+    def _bring_back(self, verdict: Verdict) -> None:
+        """Have here what is left of the run on nodes; a failure before stays the verdict."""
+        try:
+            self.transport.bring_back(self.directory.path, self.job.start_folder, self.job.collect)
+        except LabError:
+            if verdict.kind == "ok":
+                raise
 
     def _attempts(self) -> Verdict:
         restarts = 0

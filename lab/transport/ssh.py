@@ -116,7 +116,7 @@ class SshTransport:
     def _leave(self, node: Node) -> int:
         modules = [f"lab.node.{name}" for name in ("processes", "leftovers", "warm", "leave")]
         answer = self.hosts.question(node, modules, {"workdir": self.layout.workdir})
-        return 0 if answer is None else int(answer["ended"])
+        return 0 if answer is None else int(answer.get("ended", 0))  # none, or too old
 
     def release(self) -> None:
         """Nothing to do: hosts stay."""

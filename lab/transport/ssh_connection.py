@@ -11,23 +11,22 @@ import logging
 import socket
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from fabric import Config, Connection
+from fabric import Connection
 from paramiko import PKey, RejectPolicy, SSHClient, SSHException
 from paramiko.auth_strategy import AuthFailure, OnDiskPrivateKey
-from paramiko.config import SSHConfig
-from paramiko.ssh_exception import BadHostKeyException, ConfigParseError, NoValidConnectionsError
+from paramiko.ssh_exception import BadHostKeyException, NoValidConnectionsError
 
 from lab.errors import LabError, UsageError
-from lab.topology import SshOptions
 from lab.transport.known_hosts import SYSTEM_FILE, KnownHosts, entry_name, private_file
-from lab.transport.ssh_auth import SshAuth
+from lab.transport.ssh_settings import SshSettings
 
 TIMEOUT = 10
 """Seconds for a host to answer, unless ~/.ssh/config says (ConnectTimeout)."""
+NO_GREETING = ("Error reading SSH protocol banner", "No existing session")
+"""How paramiko says that; the second where the greeting was given up a moment before."""
 KEEP_ALIVE = 15
 """Seconds without a word after which to say one, so that nobody on the way forgets us."""
 SILENCE = 60
@@ -69,52 +68,6 @@ class HostKey(NamedTuple):
     """The file that has it already."""
     others: Sequence[tuple[Path, PKey]]
     """Keys of the same kind that are known of this host, each with its file."""
-
-
-@dataclass(frozen=True)
-class SshSettings:
-    """What all connections of one topology share."""
-
-    user: str | None
-    port: int | None
-    config: Any
-    """Fabric's, with ~/.ssh/config in it."""
-
-    @classmethod
-    def of(cls, options: SshOptions) -> "SshSettings":
-        """Read the files that a topology's `ssh` section names.
-
-        Raises:
-            UsageError: one of them is not there, or cannot be understood.
-        """
-        authentication: dict[str, Any] = {"strategy_class": SshAuth}
-        if options.identity_file is not None:
-            path = Path(options.identity_file).expanduser()
-            if not path.is_file():
-                raise UsageError(f"ssh.identity_file: there is no file {path}")
-            authentication["identities"] = [str(path)]
-        # Lazy: Fabric would else read settings files of its own from all over the machine.
-        overrides = {"authentication": authentication, "load_ssh_configs": True}
-        config = Config(lazy=True, ssh_config=_ssh_config(options), overrides=overrides)
-        return cls(options.user, options.port, config)
-
-
-def _ssh_config(options: SshOptions) -> SSHConfig:
-    if options.config is not None:
-        files = [Path(options.config).expanduser()]
-        if not files[0].is_file():
-            raise UsageError(f"ssh.config: there is no file {files[0]}")
-    else:  # ssh_config(5): of each keyword the first that is found counts
-        files = [Path.home() / ".ssh" / "config", Path("/etc/ssh/ssh_config")]
-    config = SSHConfig()
-    for path in files:
-        try:
-            if path.is_file():
-                with path.open() as file:
-                    config.parse(file)
-        except (OSError, ValueError, ConfigParseError) as error:
-            raise UsageError(f"{path} cannot be read: {error}") from error
-    return config
 
 
 class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no annotations
@@ -252,6 +205,8 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
             return f"{', '.join(sorted(causes))}: is the host up, and is it the port?"
         if isinstance(error, TimeoutError):
             return f"no answer in {self.connect_timeout} s: is the host up, is it the address?"
+        if any(words in str(error) for words in NO_GREETING):
+            return f"no SSH server greets there in {self.connect_timeout} s: is it the port?"
         return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
     def _refusal(self, error: AuthFailure) -> str:

@@ -15,7 +15,8 @@ from lab.errors import LabError
 from lab.topology import Node, Topology
 from lab.transport.ssh_bundle import bundle
 from lab.transport.ssh_channel import SshChannel, remote_command
-from lab.transport.ssh_connection import SshConnection, SshSettings
+from lab.transport.ssh_connection import SshConnection
+from lab.transport.ssh_settings import SshSettings
 
 PARALLEL = 32
 """Hosts that are talked to at the same time."""
