@@ -97,6 +97,21 @@ class Options:
     tensorboard: Path | None = None
     """A folder for TensorBoard."""
 
+    def __post_init__(self) -> None:
+        """Check what would fail far from here.
+
+        Raises:
+            UsageError: a number is too small.
+        """
+        for name in ("epochs", "steps", "batch_size", "accumulate", "global_batch", "keep"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}, and must be at least 1")
+        for name in ("lr", "clip"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"{name} is {value}, and must be above 0")
+
 
 def training_arguments(program: str, description: str, defaults: Options) -> ArgumentParser:
     """A parser with an argument for each of the options; it gives only what was said.

@@ -178,7 +178,7 @@ def _tensorboard(folder: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UsageError(
-            "--tensorboard needs TensorBoard: pip install tensorboard, and on nodes in containers "
-            "lab build --requirements FILE"
+            "--tensorboard needs TensorBoard: pip install 'multinode-lab[tensorboard]'; for nodes "
+            "in containers: lab build --requirements FILE"
         ) from None
     return SummaryWriter(folder)

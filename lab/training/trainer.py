@@ -83,9 +83,7 @@ class Trainer:
         self.options, self.world, self.data, self.loss = options, world, data, loss
         self.held_out, self.evaluate, self.scores = held_out, evaluate, scores
         if len(data) < world.size:
-            raise UsageError(
-                f"{len(data)} samples are too few for {world.size} ranks: start fewer ranks"
-            )
+            raise UsageError(f"{len(data)} samples are too few for {world.size} ranks: start fewer")
 
         # A step takes, on each rank, `accumulate` microbatches of `batch_size` samples.
         self.accumulate = microbatches(options, world.size)

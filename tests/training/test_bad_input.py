@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from lab.errors import UsageError
 from lab.training.mlp import main
 from lab.training.options import Options, microbatches
 from tests.ranks import RankPool
@@ -20,9 +21,9 @@ def test_a_global_batch_that_does_not_divide_says_which_would() -> None:
     ) as error:
         microbatches(Options(global_batch=100, batch_size=8), 4)
     assert "make it 96 or 128" in str(error.value)
-    with pytest.raises(ValueError, match="make it 32, or"):
+    with pytest.raises(UsageError, match="make it 32, or"):
         microbatches(Options(global_batch=20, batch_size=8), 4)
-    with pytest.raises(ValueError, match="--accumulate follows from --global-batch"):
+    with pytest.raises(UsageError, match="--accumulate follows from --global-batch"):
         microbatches(Options(global_batch=96, batch_size=8, accumulate=2), 4)
 
 
@@ -68,6 +69,21 @@ def test_wrong_arguments_end_with_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"accumulate": 0}, "accumulate is 0, and must be at least 1"),
+        ({"batch_size": -1}, "batch_size is -1, and must be at least 1"),
+        ({"steps": 0}, "steps is 0, and must be at least 1"),
+        ({"lr": 0.0}, "lr is 0.0, and must be above 0"),
+        ({"clip": float("nan")}, "clip is nan, and must be above 0"),
+    ],
+)
+def test_wrong_options_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Options(**given)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])

@@ -6,6 +6,7 @@ import pty
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,33 @@ def test_a_bar_on_a_terminal() -> None:
 def test_tensorboard_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     result = train(tmp_path, {"tensorboard": tmp_path / "board"})
-    assert result.error.startswith("UsageError: --tensorboard needs TensorBoard: pip install")
+    assert result.error.startswith("UsageError: --tensorboard needs TensorBoard: pip install '")
+
+
+def test_tensorboard_gets_what_the_table_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[tuple[str, int]] = []
+
+    class SummaryWriter:
+        def __init__(self, folder: Path) -> None:
+            assert folder == tmp_path / "board"
+
+        def __enter__(self) -> "SummaryWriter":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            written.append(("closed", 0))
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.append((name, step))
+
+    fake = types.ModuleType("torch.utils.tensorboard")
+    vars(fake)["SummaryWriter"] = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    assert train(tmp_path, {"tensorboard": tmp_path / "board", "steps": 2}).error == ""
+    names = ["loss", "accuracy", "lr", "samples/s"]
+    assert written == [*((name, step) for step in (1, 2) for name in names), ("closed", 0)]
 
 
 def test_measures_communication_and_utilisation(ranks: RankPool, tmp_path: Path) -> None:
