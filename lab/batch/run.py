@@ -18,8 +18,8 @@ from lab.batch.login import login_of
 from lab.batch.record import Record
 from lab.batch.script import render_sbatch
 from lab.batch.slurm import JobState, Slurm
-from lab.batch.states import states
-from lab.errors import UsageError
+from lab.batch.states import ASK_EVERY, states
+from lab.errors import LabError, UsageError
 from lab.node.task import NODES, SHARE
 from lab.runs.directory import RunDirectory, explained
 from lab.runs.files import write_atomically, write_json
@@ -30,6 +30,8 @@ from lab.runs.listener import Listener
 from lab.runs.verdict import Verdict
 from lab.topology import Topology, load_topology
 
+PATIENCE = 30
+"""How often to ask a Slurm that does not answer, while following a job."""
 POLL = 0.2
 """Seconds between two looks at what the ranks have written."""
 SCRIPT = "job.sbatch"
@@ -104,7 +106,7 @@ class BatchRun:
         """
         self.slurm.requeue(self.job_id)
         (self.directory.path / "ended").unlink(missing_ok=True)
-        self.directory.note(state="running")
+        self.directory.note(state="running", slurm={"job": self.job_id})  # what was heard is past
 
     def wait_for_start(self, tell: Callable[[str], None]) -> None:
         """Return when the first rank has begun, or the job is over without.
@@ -129,15 +131,24 @@ class BatchRun:
         heard = Heard(self.directory, listeners)
         while True:
             code = self._ended()
-            state = self.state() if code is None else JobState("COMPLETED")
+            state = self._patient_state() if code is None else JobState("COMPLETED")
             record.read(heard.log, heard.event)  # after the end all is there
             if code and record.silent:  # has it lost a node? Slurm may know only later
-                state = self.state()
+                state = self._patient_state()
             if not state.active:
                 break
             time.sleep(POLL)
         heard.close()
         return self._settle(record, state, code, heard.last_lines)
+
+    def _patient_state(self) -> JobState:
+        """As `state`, of a Slurm that does not answer for a while: its controller restarts, say."""
+        for _ in range(PATIENCE):
+            try:
+                return self.state()
+            except LabError:
+                time.sleep(ASK_EVERY)
+        return self.state()
 
     @property
     def has_ended(self) -> bool:

@@ -1,11 +1,13 @@
 """Slurm's commands as they answer from version 20 to 25, played by scripts on PATH."""
 
 import shlex
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from lab.batch import run as batch_run
 from lab.batch.login import Container, Here, login_of
 from lab.batch.slurm import JobState, Slurm
 from lab.batch.states import ASK_EVERY, states
@@ -240,6 +242,34 @@ def test_squeue_is_asked_once_for_all_and_not_again_within_seconds(
 def _now(run: RunDirectory) -> float:
     asked: float = run.info()["slurm"]["asked"]
     return asked
+
+
+def test_a_job_is_followed_through_an_outage(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_run, "ASK_EVERY", 0.0)
+    run = submitted(tmp_path, "5")
+    script = tmp_path / "bin/squeue"
+    script.write_text(
+        f"#!/bin/sh\necho squeue >>{tmp_path}/calls\n"
+        f'[ $(wc -l <{tmp_path}/calls) -gt 3 ] && echo "5|CANCELLED|None|" && exit\n'
+        "echo Socket timed out >&2\nexit 1\n"
+    )
+    script.chmod(0o755)
+    assert batch_run.BatchRun(run).follow().kind == "interrupted"
+    assert len(calls(tmp_path)) == 4
+    assert run.state == "finished"
+
+
+def test_what_was_heard_before_a_requeue_is_past(fake: Fake, tmp_path: Path) -> None:
+    run = submitted(tmp_path, "5")
+    (run.path / "ended").write_text("1")
+    run.note(slurm={"job": "5", "asked": time.time(), "state": "FAILED", "reason": "", "hosts": ""})
+    fake("scontrol")
+    fake("squeue", "5|PENDING|BeginTime|\n")
+    job = batch_run.BatchRun(run)
+    job.requeue()
+    assert (job.has_ended, job.state().active) == (False, True)
 
 
 def test_where_commands_run(fake: Fake, tmp_path: Path) -> None:
