@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from lab.errors import LabError
-from lab.transport.ssh_lab import KeyPair
+from lab.transport.ssh_keys import KeyPair, write_private
 
 CONFIG = """\
 {ports}
@@ -97,13 +97,6 @@ class Sshd:
     def known_lines(self) -> str:
         """Its lines for a file of known hosts."""
         return "".join(f"[127.0.0.1]:{port} {self.key.public}\n" for port in self.ports)
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Write a key as ssh wants it: for its owner's eyes."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-        file.write(data)
 
 
 def free_ports(count: int) -> list[int]:

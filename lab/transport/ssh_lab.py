@@ -10,7 +10,6 @@ for this user, the keys of the hosts, and an ssh_config that names them.
 import contextlib
 import hashlib
 import io
-import os
 import platform
 import shutil
 import socket
@@ -31,6 +30,7 @@ from lab.transport.engine import api_errors, connect
 from lab.transport.image_build import build_image
 from lab.transport.image_context import asset
 from lab.transport.labs import find_labs, remove_lab, without_interrupts, workdir_lock
+from lab.transport.ssh_keys import KeyPair, write_private
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -95,26 +95,6 @@ Host {name}
     UserKnownHostsFile {folder}/known_hosts
 
 """
-
-
-class KeyPair(NamedTuple):
-    """An Ed25519 key as OpenSSH writes it."""
-
-    private: bytes
-    public: str
-
-    @classmethod
-    def new(cls) -> "KeyPair":
-        """A new one."""
-        from cryptography.hazmat.primitives import serialization as form
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-        key = Ed25519PrivateKey.generate()
-        private = key.private_bytes(
-            form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()
-        )
-        public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
-        return cls(private, public.decode())
 
 
 class SshLab:
@@ -210,11 +190,14 @@ class SshLab:
             with ThreadPoolExecutor(len(MACHINES)) as pool:
                 ports = dict(zip(hosts, pool.map(make, MACHINES), strict=True))
         known = [f"[127.0.0.1]:{ports[name]} {key.public}\n" for name, key in hosts.items()]
-        self._write("id_ed25519", user.private)
-        self._write("id_ed25519.pub", f"{user.public}\n".encode())
-        self._write("known_hosts", "".join(known).encode())
-        self._write("ssh_config", "".join(map(self._host_config, ports, ports.values())).encode())
-        self._write("topology.yaml", self._topology().encode())
+        write_private(self.folder / "id_ed25519", user.private)
+        write_private(self.folder / "id_ed25519.pub", f"{user.public}\n".encode())
+        write_private(self.folder / "known_hosts", "".join(known).encode())
+        write_private(
+            self.folder / "ssh_config",
+            "".join(map(self._host_config, ports, ports.values())).encode(),
+        )
+        write_private(self.folder / "topology.yaml", self._topology().encode())
 
     def _start(
         self, machine: Machine, image: str, labels: Mapping[str, str], public: str, host_key: bytes
@@ -262,10 +245,6 @@ class SshLab:
             if m.slots is not None
         )
         return TOPOLOGY.format(nodes=nodes, config=self.folder / "ssh_config")
-
-    def _write(self, name: str, data: bytes) -> None:
-        with os.fdopen(os.open(self.folder / name, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-            file.write(data)
 
 
 def _releases() -> list[str]:

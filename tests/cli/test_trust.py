@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.transport.ssh_lab import KeyPair
+from lab.transport.ssh_keys import KeyPair
 from tests.conftest import Lab
 from tests.sshd import Sshd, SshPlace
 

@@ -8,7 +8,7 @@ import pytest
 
 from lab.errors import LabError
 from lab.transport.known_hosts import KnownHosts, add_key, entry_name
-from lab.transport.ssh_lab import KeyPair
+from lab.transport.ssh_keys import KeyPair
 
 
 def key_of(pair: KeyPair) -> paramiko.PKey:

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench.sshd import write_private
 from lab.errors import LabError, UsageError
 from lab.topology import Topology, parse_topology
 from lab.transport.ssh import SshTransport
 from lab.transport.ssh_channel import ConnectionLostError
-from lab.transport.ssh_lab import KeyPair
+from lab.transport.ssh_keys import KeyPair, write_private
 from tests.sshd import SshPlace
 
 ECHO = "import sys; data = sys.stdin.read(); print(data, end=''); print('!', file=sys.stderr)"
