@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -155,6 +156,22 @@ def test_it_ends_with_the_process_that_fails(
     for pid in out.split():  # it may have been ended before it said anything
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
+
+
+def test_ctrl_c_ends_all_of_them(tmp_path: Path, commands: Commands) -> None:
+    """Also where the launcher alone hears it."""
+    (tmp_path / "waits.py").write_text(
+        "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(1000)\n"
+    )
+    process = commands.start("lab.training.spawn", "--nproc", "2", "waits.py")
+    assert process.stdout is not None
+    pids = [int(process.stdout.readline()) for _ in range(2)]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=280)
+    assert process.returncode == 130
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 @pytest.mark.parametrize(
