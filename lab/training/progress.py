@@ -65,6 +65,11 @@ class Progress:
         Raises:
             UsageError: it was another training.
         """
+        if saved.keys() != self.plain().keys():
+            raise UsageError(
+                "the checkpoint was saved by something else than this Trainer: start another "
+                "training with --checkpoints FOLDER"
+            )
         other = Progress(**{**saved, "row": Sums(**saved["row"])})
         for what, theirs, ours in (
             ("samples", other.samples, self.samples),

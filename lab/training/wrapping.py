@@ -65,7 +65,7 @@ class Parallel:
         Raises:
             UsageError: this combination does not exist, or not here.
         """
-        self.kind = check(options, world)
+        self.kind = kind_of(options, world)
         self.impl = options.impl
         if options.sync_batchnorm:
             model = _with_sync_batchnorm(model, options, world)
@@ -105,18 +105,16 @@ class Parallel:
         return model
 
     def _optimizer(self, params: Iterable[Any], made: Any, arguments: dict[str, Any]) -> Optimizer:
-        optimizer: Optimizer
-        if self.kind == "zero2":
-            assert isinstance(self.model, DistributedDataParallel)
-            return ZeroRedundancyOptimizer(params, made, stage=2, model=self.model, **arguments)
-        if self.kind == "zero1" and self.impl == "ours":
-            return ZeroRedundancyOptimizer(params, made, **arguments)
-        if self.kind == "zero1":
+        zero: Any = ZeroRedundancyOptimizer
+        if self.kind == "zero1" and self.impl == "torch":
             from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero  # slow
 
-            optimizer = TorchZero(list(params), made, **arguments)
-            return optimizer
-        optimizer = made(params, **arguments)
+            zero = TorchZero
+        if self.kind == "zero2":
+            arguments |= {"stage": 2, "model": self.model}
+        if self.kind in ("zero1", "zero2"):
+            made = partial(zero, optimizer_class=made)
+        optimizer: Optimizer = made(list(params), **arguments)
         return optimizer
 
     @contextmanager
@@ -162,8 +160,8 @@ class Parallel:
                 dist.broadcast(buffer, 0)
 
 
-def check(options: Options, world: World) -> str:
-    """Which kind it is, after a look at what exists.
+def kind_of(options: Options, world: World) -> str:
+    """The value of `parallel` that holds, after a look at what exists.
 
     Raises:
         UsageError: this combination does not.

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lab.training.checkpoints import Checkpoints
 from tests.ranks import RankPool
-from tests.training.training_jobs import Job, Result, dataset, furthest, train
+from tests.training.training_jobs import Job, Net, Result, dataset, furthest, train
 
 DROPOUT = {"dropout": 0.4}
 STEPS = 17
@@ -159,3 +160,10 @@ def test_another_trainings_checkpoint_is_refused(
     result = train(tmp_path, options(batch_size=8, resume=True, **change), job)
     assert message in result.error
     assert "--checkpoints FOLDER" in result.error
+
+
+def test_a_checkpoint_that_no_trainer_saved_is_refused(tmp_path: Path) -> None:
+    net = Net()
+    Checkpoints(tmp_path / "checkpoints").save(3, net, torch.optim.Adam(net.parameters()), {"n": 3})
+    result = train(tmp_path, options(batch_size=8, resume=True))
+    assert "was saved by something else than this Trainer" in result.error
