@@ -33,9 +33,11 @@ TOPOLOGY_FILE = f"{SLURM_LAB}.yaml"
 REPOSITORY = "multinode-lab/slurm"
 LOGIN = "login"
 HOSTS = 4
-CPUS = 4
+CPUS = 8
 """What each host says it has: ranks of a rehearsal share the cores of this machine anyway."""
-MEMORY_MB = 2048
+MEMORY_MB = 16_384
+GPUS = 8
+"""Plain files in place of devices: enough for Slurm to take scripts that ask for GPUs."""
 HEALTHY_WITHIN = 60.0
 """Seconds for all hosts to be idle, once they have been started."""
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID", "SYS_NICE")
@@ -53,6 +55,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
+GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 StateSaveLocation=/var/spool/slurmctld
@@ -67,9 +70,10 @@ SlurmctldTimeout=30
 SlurmdTimeout=10
 UnkillableStepTimeout=30
 SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0
-NodeName={hosts} CPUs={cpus} RealMemory={memory} State=UNKNOWN
+NodeName={hosts} CPUs={cpus} RealMemory={memory} Gres=gpu:{gpus} State=UNKNOWN
 PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+GRES_CONF = "Name=gpu File=/etc/slurm/gpu[1-{gpus}]\n"
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
 TOPOLOGY = """\
 # Written by `make {name}`; `lab down -t {name}` removes it, and the containers.
@@ -81,11 +85,10 @@ job: {{script: -m lab.training.wine, args: [--epochs, 20]}}
 """
 
 
-def slurm_conf(hosts: list[str], cpus: int = CPUS, memory_mb: int = MEMORY_MB) -> str:
+def slurm_conf(hosts: list[str]) -> str:
     """The configuration of a cluster with these hosts."""
-    return SLURM_CONF.format(
-        cluster=SLURM_LAB, login=LOGIN, hosts=",".join(hosts), cpus=cpus, memory=memory_mb
-    )
+    has = {"cpus": CPUS, "memory": MEMORY_MB, "gpus": GPUS}
+    return SLURM_CONF.format(cluster=SLURM_LAB, login=LOGIN, hosts=",".join(hosts), **has)
 
 
 class SlurmLab:
@@ -154,7 +157,7 @@ class SlurmLab:
         return tag
 
     def _config(self, image: str) -> str:
-        what = repr((image, SLURM_CONF, CGROUP_CONF, CPUS, MEMORY_MB, CAPABILITIES))
+        what = repr((image, slurm_conf(self.hosts), GRES_CONF, CGROUP_CONF, CAPABILITIES))
         return hashlib.sha256(what.encode()).hexdigest()[:16]
 
     def _make(self, image: str, config: str) -> None:
@@ -171,6 +174,8 @@ class SlurmLab:
             "etc/munge/munge.key": secrets.token_bytes(1024),
             "etc/slurm/slurm.conf": slurm_conf(self.hosts).encode(),
             "etc/slurm/cgroup.conf": CGROUP_CONF.encode(),
+            "etc/slurm/gres.conf": GRES_CONF.format(gpus=GPUS).encode(),
+            **{f"etc/slurm/gpu{number}": b"" for number in range(1, GPUS + 1)},
         }
         with api_errors("the Slurm cluster cannot be made"):
             self._client.networks.create(self.lab_id, driver="bridge", labels=labels)

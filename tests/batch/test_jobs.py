@@ -284,10 +284,10 @@ def test_a_run_directory_that_not_all_hosts_see(lab: Patient, cluster: Cluster) 
     assert error in (run / "again.out").read_text()
 
 
-@pytest.mark.parametrize("name", ["cpu-one-node", "srun", "srun-mixed", "elastic"])
+@pytest.mark.parametrize("name", TOPOLOGIES)
 def test_sbatch_would_take_the_golden_scripts(lab: Patient, cluster: Cluster, name: str) -> None:
     text = (Path(__file__).parent / f"golden/{name}.sbatch").read_text()
-    text = text.replace("--mem=16G", "--mem=1G")  # which the hosts do not have
+    text = text.replace("--partition=gpu", "--partition=lab")
     cluster.slurm("sbatch", "--test-only", lab.script(text, f"{name}.sbatch"), "train.py")
 
 

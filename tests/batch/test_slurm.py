@@ -261,6 +261,17 @@ def test_a_job_is_followed_through_an_outage(
     assert run.state == "finished"
 
 
+def test_a_job_of_which_nothing_arrives(fake: Fake, tmp_path: Path) -> None:
+    """Its hosts do not see the folder, so that Slurm cannot even open the file for its output."""
+    run = submitted(tmp_path, "5")
+    fake("squeue", "5|FAILED|NonZeroExitCode|n1\n")
+    verdict = batch_run.BatchRun(run).follow()
+    assert (verdict.kind, verdict.exit_code) == ("not-started", 1)
+    assert verdict.summary.startswith(
+        f"no rank has begun: what it said has not arrived in {run.path}: the folder that"
+    )
+
+
 def test_what_was_heard_before_a_requeue_is_past(fake: Fake, tmp_path: Path) -> None:
     run = submitted(tmp_path, "5")
     (run.path / "ended").write_text("1")
