@@ -18,7 +18,8 @@ from lab.parallel.layout import dense_stride
 from lab.training.checkpoint_chunks import Chunks
 from lab.training.checkpoint_manifest import Manifest, TensorEntry
 from lab.training.checkpoint_places import Held, Place, Range, Whole
-from lab.training.checkpoint_storage import State, dtype_called, packed
+from lab.training.checkpoint_planners import State, packed
+from lab.training.checkpoint_storage import dtype_called
 
 
 class Stepped:

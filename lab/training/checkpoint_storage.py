@@ -18,9 +18,7 @@ from typing import Any, BinaryIO
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import (
     FileSystem,
     FileSystemReader,
@@ -42,7 +40,6 @@ from torch.futures import Future
 
 from lab.training import checkpoint_folder as folders
 from lab.training.checkpoint import atomic_file
-from lab.training.checkpoint_chunks import Chunks
 from lab.training.checkpoint_manifest import (
     NAME,
     BadCheckpointError,
@@ -53,9 +50,7 @@ from lab.training.checkpoint_manifest import (
     TensorEntry,
     check_file,
 )
-
-State = dict[str, Chunks | bytes]
-"""What this rank saves, by names: its parts of tensors, and all else as `packed` gives it."""
+from lab.training.checkpoint_planners import LoadPlanner, SavePlanner, State
 
 
 def write(
@@ -76,7 +71,7 @@ def write(
         save(
             state,
             storage_writer=_Writer(new, about),
-            planner=_SavePlanner(),
+            planner=SavePlanner(),
             process_group=group,
             no_dist=group is None,
         )
@@ -100,32 +95,10 @@ def read(
         load(
             state,
             storage_reader=_Reader(path, manifest),
-            planner=_LoadPlanner(),
+            planner=LoadPlanner(),
             process_group=group,
             no_dist=group is None,
         )
-
-
-def packed(value: Any) -> bytes:
-    """Plain data as bytes: numbers, texts, tensors, and containers of these.
-
-    Raises:
-        ValueError: there is something else in it.
-    """
-    file = io.BytesIO()
-    try:
-        torch.save(value, file)
-        unpacked(file.getvalue())
-    except Exception as error:
-        raise ValueError(
-            f"a checkpoint holds plain data only, and this is more: {value!r:.200}"
-        ) from error
-    return file.getvalue()
-
-
-def unpacked(data: bytes) -> Any:
-    """What was packed. A pickle that would run code is refused."""
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
 class _Stream(io.RawIOBase):
@@ -291,52 +264,6 @@ def dtype_called(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise BadCheckpointError(f"it has a tensor of {name!r}, which torch does not know")
     return dtype
-
-
-class _SavePlanner(DefaultSavePlanner):
-    """Takes a flat state of chunks and bytes."""
-
-    def set_up_planner(
-        self, state_dict: State, storage_meta: Any = None, is_coordinator: bool = False
-    ) -> None:
-        self.state_dict = state_dict
-        self.is_coordinator = is_coordinator
-        # The nested state that torch's own tools make of it.
-        self.mappings = {
-            name: ("model", name.removeprefix("model.")) if name.startswith("model.") else (name,)
-            for name in state_dict
-        }
-
-    def lookup_object(self, index: MetadataIndex) -> Any:
-        value = self.state_dict[index.fqn]
-        return value.__get_tensor_shard__(index) if isinstance(value, Chunks) else value
-
-    def transform_object(self, write_item: Any, object: Any) -> Any:  # noqa: A002 - torch's name
-        return io.BytesIO(object) if isinstance(object, bytes) else object
-
-
-class _LoadPlanner(DefaultLoadPlanner):
-    """Fills a flat state of chunks; objects are plain data or refused."""
-
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-    def set_up_planner(
-        self,
-        state_dict: dict[str, Any],
-        metadata: Metadata | None = None,
-        is_coordinator: bool = False,
-    ) -> None:
-        self.state_dict = state_dict
-        self.metadata = metadata
-        self.is_coordinator = is_coordinator
-
-    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        tensor: Tensor = self.state_dict[index.fqn].__get_tensor_shard__(index)
-        return tensor
-
-    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
-        self.state_dict[read_item.dest_index.fqn] = unpacked(value.getvalue())
 
 
 @contextmanager

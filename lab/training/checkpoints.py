@@ -11,8 +11,9 @@ and whether the optimiser is a plain one or a ZeroRedundancyOptimizer, the check
 and loads into any other of these, on any number of ranks, with every bit.
 
 The parts: `checkpoint_places.py` and `checkpoint_state.py` say which rank holds what,
-`checkpoint_chunks.py` how that is cut, `checkpoint_storage.py` writes and reads it,
-`checkpoint_manifest.py` says what must be there, `checkpoint_folder.py` lets it appear.
+`checkpoint_chunks.py` how that is cut; `checkpoint_planners.py` and `checkpoint_storage.py` write
+and read it; `checkpoint_manifest.py` says what has to be there, `checkpoint_folder.py` lets it
+appear.
 """
 
 import shutil
@@ -38,10 +39,11 @@ from lab.training.checkpoint_manifest import (
     described,
     read_manifest,
 )
+from lab.training.checkpoint_planners import State, packed
 from lab.training.checkpoint_random import random_states, restore_random_states
 from lab.training.checkpoint_ranks import Ranks
 from lab.training.checkpoint_state import TrainingState
-from lab.training.checkpoint_storage import State, packed, read, write
+from lab.training.checkpoint_storage import read, write
 
 
 class Checkpoints:

@@ -82,8 +82,10 @@ def test_torchs_own_tool_gives_the_bare_models_state(tmp_path: Path) -> None:
     assert all("first_again" in name for name in missing.missing_keys), "tied: saved once"
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp-torch", "zero2"])
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "asynchronous"),
+    [("ddp", False), ("fsdp", True), ("fsdp-torch", False), ("zero2", True)],
+)
 def test_what_follows_is_bitwise_what_would_have_followed(
     ranks: RankPool, tmp_path: Path, kind: str, asynchronous: bool
 ) -> None:
