@@ -42,15 +42,15 @@ TEMPERATURE = 0.8
 class GptOptions(Options):
     """What the command line can say."""
 
-    steps: int | None = 300
+    steps: int | None = 400
     batch_size: int = 12
     lr: float = 3e-3
     schedule: Literal["constant", "cosine", "linear"] = "cosine"
-    warmup: int = 30
+    warmup: int = 40
     clip: float | None = 1.0
     report_every: int = 50
     evaluate_every: int = 100
-    save_every: int = 100
+    save_every: int = 200
 
     context: int = 64
     """Bytes that the model sees at once."""
