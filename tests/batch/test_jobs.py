@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 PLACE = """
 import json, os, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "LAB_NODE")
+names += ("OMP_NUM_THREADS",)
 print(json.dumps([{name: os.environ[name] for name in names}, sys.argv[1:]]))
 """
 SLOWLY = """
@@ -149,6 +150,7 @@ def test_ranks_are_those_of_the_topology(lab: Patient, launcher: str) -> None:
             "LOCAL_WORLD_SIZE": "2",
             "NODE_RANK": str(rank // 2),
             "LAB_NODE": f"node{rank // 2}",
+            "OMP_NUM_THREADS": "1",
         }
         assert argv == [*hostile[:-1], str(rank // 2)]
     assert len(found) == 4
