@@ -12,6 +12,9 @@ from lab.node.pipes import CHUNK
 from lab.node.protocol import NodeJob
 from lab.node.warm import Kind, hand_over, leave_warm
 
+WARM_IDLE = 3600.0
+"""Seconds that a warm process stays on a machine that is not this lab's own to keep."""
+
 
 def main() -> None:
     """Read the job from the first line of stdin and serve it, in a warm process if there is one."""
@@ -33,7 +36,7 @@ def main() -> None:
         os.dup2(2, 1)
         Agent(job, commands=0, reports=reports, received=rest).run()
     if kind is not None:
-        leave_warm(kind, env)
+        leave_warm(kind, env, None if job.silence is None else WARM_IDLE)
 
 
 if __name__ == "__main__":

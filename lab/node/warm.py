@@ -100,10 +100,13 @@ def hand_over(kind: Kind, received: bytes) -> bool:
     return True
 
 
-def leave_warm(kind: Kind, env: Mapping[str, str]) -> None:
-    """Start a warm process of that kind, in place of one of another kind; do not wait for it."""
+def leave_warm(kind: Kind, env: Mapping[str, str], idle: float | None = None) -> None:
+    """Start a warm process of that kind, in place of one of another kind; do not wait for it.
+
+    It ends after so many seconds without work; None: it stays with its node.
+    """
     subprocess.Popen(
-        [sys.executable, "-u", __file__, kind.key, _record()],
+        [sys.executable, "-u", __file__, kind.key, _record(), "" if idle is None else str(idle)],
         env={name: env[name] for name in env if name not in RUN_LABEL},  # it outlives the run
         cwd="/",
         stdin=subprocess.DEVNULL,
@@ -143,8 +146,11 @@ def peer_uid(connection: socket.socket) -> int:
 # The warm process
 
 
-def _serve(key: str, record: Path) -> None:
-    """Listen, replace the warm process that was here, import torch, fork an agent a connection."""
+def _serve(key: str, record: Path, idle: float | None) -> None:
+    """Listen, replace the warm process that was here, import torch, fork an agent a connection.
+
+    Returns after `idle` seconds without an agent; None: never.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(Kind({}, key).address)
@@ -166,7 +172,9 @@ def _serve(key: str, record: Path) -> None:
         selector.register(listener, selectors.EVENT_READ)
         selector.register(children_end, selectors.EVENT_READ)
         while True:
-            ready = {key.fileobj for key, _ in selector.select()}
+            ready = {key.fileobj for key, _ in selector.select(None if agents else idle)}
+            if not ready and not agents:
+                return
             if listener in ready:
                 connection, _ = listener.accept()
                 if peer_uid(connection) == os.getuid():
@@ -245,7 +253,7 @@ def _main() -> None:
     from lab.node.spawn import BOOTSTRAP, BecomeRank
 
     try:
-        _serve(sys.argv[1], Path(sys.argv[2]))
+        _serve(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]) if sys.argv[3] else None)
         return
     except BecomeRank as rank:
         command = rank.command

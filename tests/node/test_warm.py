@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from lab.node import warm
 from lab.node.processes import lives
 from lab.node.protocol import NodeJob
 from tests.node.test_agent import agent, has_ended, job, text
@@ -164,3 +167,10 @@ def test_what_a_killed_agent_leaves_is_ended(warm_job: NodeJob, tmp_path: Path) 
         assert forked == b"True"
         os.kill(hello["pid"], signal.SIGKILL)
         assert has_ended(int(pid))
+
+
+def test_where_it_may_not_stay_it_ends_without_work(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    argv = [sys.executable, "-u", str(warm.__file__), f"test-{tmp_path.name}", str(record), "0.1"]
+    subprocess.run(argv, check=True, timeout=120)
+    assert not lives(json.loads(record.read_text()))
