@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ def test_the_wheel_works_in_a_fresh_venv_in_another_folder(lab: Lab, tmp_path: P
     subprocess.run([*build, str(tmp_path / "dist"), str(ROOT)], check=True, capture_output=True)
     (wheel,) = (tmp_path / "dist").glob("multinode_lab-*.whl")
     assert wheel.stat().st_size < 1_000_000
+    assert "lab/assets/docs/recipe.md" in zipfile.ZipFile(wheel).namelist()
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     subprocess.run([venv / "bin/pip", "install", "-qq", str(wheel)], check=True)
@@ -46,6 +48,7 @@ def test_the_wheel_works_in_a_fresh_venv_in_another_folder(lab: Lab, tmp_path: P
         table = installed("run", "-t", "pair", "-m", "lab.training.wine", "--epochs", "1")
         assert "samples to train on" in table
         assert installed("exec", "-t", "pair", "node1", "hostname") == "node1\n"
+        assert installed("new", "train.py").startswith("python train.py\n")
         # The controller needs no torch of its own.
         torch = [str(venv / "bin/python"), "-c", "import torch"]
         assert subprocess.run(torch, capture_output=True, check=False).returncode != 0
