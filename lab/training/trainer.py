@@ -122,7 +122,8 @@ class Trainer:
             set_aside(self.checkpoints.folder)
         self.steps = self.count_steps()
 
-        with self.stop, reporter, self.measuring.trace(self.steps - progress.step):
+        trace = self.measuring.trace(self.steps - progress.step)
+        with self.stop, self.checkpoints, reporter, trace:
             how = describe(options, self.world, self.parallel.kind, self.accumulate)
             reporter.start(f"{self.what}, {how}", progress.step, self.steps)
             batches = self.batches()
