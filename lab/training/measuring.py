@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import default_collate
 
+from lab.errors import LabError
 from lab.parallel.graph import moved_to
 from lab.training.options import Options
 from lab.training.order import Samples
@@ -61,7 +62,16 @@ class Measuring:
         self._accumulate = accumulate
 
     def trace(self, steps: int) -> "Measuring":
-        """Look at some of so many steps with torch.profiler, if anything is wanted of it."""
+        """Look at some of so many steps with torch.profiler, if anything is wanted of it.
+
+        Raises:
+            LabError: the folder for traces cannot be made.
+        """
+        if self._options.profile is not None:
+            try:
+                self._options.profile.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise LabError(f"--profile {self._options.profile}: {error.strerror}") from error
         if self._options.measure or self._options.profile is not None:
             from torch.profiler import profile, schedule
 
@@ -114,7 +124,6 @@ class Measuring:
 
     def _traced(self, profiler: Any) -> None:
         if self._options.profile is not None:
-            self._options.profile.mkdir(parents=True, exist_ok=True)
             path = self._options.profile / f"rank{self._world.rank}.json"
             profiler.export_chrome_trace(str(path))
         events = [(e.name, e.time_range.start, e.time_range.end) for e in profiler.events()]

@@ -181,4 +181,7 @@ def _tensorboard(folder: Path) -> Any:
             "--tensorboard needs TensorBoard: pip install 'multinode-lab[tensorboard]'; for nodes "
             "in containers: lab build --requirements FILE"
         ) from None
-    return SummaryWriter(folder)
+    try:
+        return SummaryWriter(folder)
+    except OSError as error:
+        raise LabError(f"--tensorboard {folder}: {error.strerror}") from error

@@ -144,3 +144,10 @@ def test_events_are_json_also_of_a_training_that_ends_badly(tmp_path: Path) -> N
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["start", "report", "report", "nan"]
     assert (events[-1]["step"], events[-1]["rank"]) == (3, 0)
+
+
+def test_where_no_trace_can_be_written_it_is_said_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = train(tmp_path, {"profile": tmp_path / "file/below"}, Job())
+    assert result.error == f"LabError: --profile {tmp_path / 'file/below'}: Not a directory"
+    assert result.printed == []
