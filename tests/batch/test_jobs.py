@@ -394,8 +394,9 @@ def test_scontrol_and_lab_read_lists_of_hosts_alike(cluster: Cluster) -> None:
         assert cluster.slurm("scontrol", "show", "hostnames", text).split() == names.split()
 
 
-def test_gc_leaves_the_cluster_and_down_leaves_nothing(lab: Patient, cluster: Cluster) -> None:
+def test_gc_leaves_the_cluster_and_down_leaves_nothing(cluster: Cluster) -> None:
     """The last test of the file: it takes the cluster away."""
+    lab = Patient(cluster.folder)
     done = lab("gc", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert cluster.lab_id not in done.stdout
