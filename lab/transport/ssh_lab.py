@@ -83,6 +83,7 @@ on: ssh
 nodes:
 {nodes}
 ssh: {{config: {config}, workdir: ~/lab}}
+env: {{OMP_NUM_THREADS: 1}}  # the machines share the cores of one
 job: {{script: -m lab.training.wine, args: [--epochs, 20]}}
 """
 HOST_CONFIG = """\
