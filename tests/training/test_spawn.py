@@ -121,7 +121,8 @@ def test_a_script_of_ones_own_finds_what_torchrun_sets(tmp_path: Path, commands:
         "    ranks = torch.tensor([float(os.environ['RANK'])])\n"
         "    dist.all_reduce(ranks)\n"
         "    names = ('LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'OMP_NUM_THREADS')\n"
-        "    print(int(ranks), sys.argv, beside.VALUE, [os.environ[n] for n in names])\n"
+        "    said = f'{int(ranks)} {sys.argv} {beside.VALUE} {[os.environ[n] for n in names]}\\n'\n"
+        "    os.write(1, said.encode())  # at once: both write here\n"
         "    dist.destroy_process_group()\n"
     )
     code, out, err = commands.spawn("--nproc", "2", "sub/train.py", "--nproc", "x")
@@ -161,7 +162,7 @@ def test_it_ends_with_the_process_that_fails(
 def test_ctrl_c_ends_all_of_them(tmp_path: Path, commands: Commands) -> None:
     """Also where the launcher alone hears it."""
     (tmp_path / "waits.py").write_text(
-        "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(1000)\n"
+        "import os, time\nos.write(1, f'{os.getpid()}\\n'.encode())\ntime.sleep(1000)\n"
     )
     process = commands.start("lab.training.spawn", "--nproc", "2", "waits.py")
     assert process.stdout is not None
