@@ -95,7 +95,8 @@ def _options(topology: Topology) -> list[str]:
     values: dict[str, Any] = {
         "job-name": slurm.job_name or topology.name,
         "nodes": _nodes(topology),
-        "ntasks-per-node": most if each_rank else 1,
+        # Of a range of nodes Slurm would give the fewest, enough for these tasks: srun says it.
+        "ntasks-per-node": None if topology.is_elastic else most if each_rank else 1,
         "cpus-per-task": cpus,
         "gpus-per-node": slurm.gpus_per_node,
         "gres": slurm.gres,
@@ -128,7 +129,9 @@ def _options(topology: Topology) -> list[str]:
 def _srun(topology: Topology) -> str:
     """The options of srun. A rank that fails ends the others, but where they can do without it."""
     slurm = topology.slurm
-    words = ["--no-kill"] if topology.is_elastic else ["--kill-on-bad-exit=1", "--wait=60"]
+    words = ["--kill-on-bad-exit=1", "--wait=60"]
+    if topology.is_elastic:
+        words = ["--no-kill", "--ntasks-per-node=1"]
     if slurm.launcher == "srun":
         mixed = len({node.slots for node in topology.nodes}) > 1
         words.append(f"--distribution={'arbitrary' if mixed else 'block'}")

@@ -8,8 +8,6 @@ from lab.runs.directory import RunDirectory
 
 ASK_EVERY = 10.0
 """Seconds between two questions to the scheduler, which serves everybody."""
-PROVISIONAL = frozenset(("FAILED", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "UNKNOWN"))
-"""What a job that goes back into the queue may be for a moment, too: believed when heard twice."""
 
 
 def states(slurm: Slurm, runs: Sequence[RunDirectory]) -> list[JobState]:
@@ -26,9 +24,8 @@ def states(slurm: Slurm, runs: Sequence[RunDirectory]) -> list[JobState]:
     found = slurm.states(old)
     for run, job in zip(runs, known, strict=True):
         if job["job"] in found:
-            heard = found[job["job"]]
-            believed = heard.state not in PROVISIONAL or job.get("heard") == heard.state
-            job |= {"asked": now, "heard": heard.state, "reason": heard.reason}
-            job |= {"state": heard.state if believed else "COMPLETING", "hosts": heard.hosts}
-            run.note(slurm=job)
+            state = found[job["job"]]
+            job |= {"asked": now, "state": state.state, "reason": state.reason}
+            run.note(slurm={**job, "hosts": state.hosts})
+            job["hosts"] = state.hosts
     return [JobState(job["state"], job["reason"], job["hosts"]) for job in known]

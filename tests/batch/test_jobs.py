@@ -60,6 +60,8 @@ class Cluster(SlurmLab):
     def begin_now(self, job: str, restarts: int) -> None:
         """Slurm lets a job that was put back wait for two minutes."""
         wait_until(lambda: f"Restarts={restarts} " in self.slurm("scontrol", "show", "job", job))
+        wait_until(lambda: "PENDING" in self.slurm("squeue", "-h", "-j", job, "-o", "%T"))
+        time.sleep(2)  # a host refuses a job that it was told to end in this very second
         self.slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
 
 

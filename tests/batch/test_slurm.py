@@ -261,23 +261,8 @@ def test_a_job_is_followed_through_an_outage(
     assert run.state == "finished"
 
 
-def test_a_job_that_goes_back_into_the_queue_is_not_taken_for_failed(
-    fake: Fake, slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lab.batch.states.ASK_EVERY", 0.0)
-    run = submitted(tmp_path, "5")
-    heard = []
-    for state in ("RUNNING", "FAILED", "PENDING", "FAILED", "FAILED"):
-        fake("squeue", f"5|{state}||\n")
-        heard += [one.state for one in states(slurm, [run])]
-    assert heard == ["RUNNING", "COMPLETING", "PENDING", "COMPLETING", "FAILED"]
-
-
-def test_a_job_of_which_nothing_arrives(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_of_which_nothing_arrives(fake: Fake, tmp_path: Path) -> None:
     """Its hosts do not see the folder, so that Slurm cannot even open the file for its output."""
-    monkeypatch.setattr("lab.batch.states.ASK_EVERY", 0.0)
     run = submitted(tmp_path, "5")
     fake("squeue", "5|FAILED|NonZeroExitCode|n1\n")
     verdict = batch_run.BatchRun(run).follow()
