@@ -166,10 +166,11 @@ def test_the_proof_is_that_of_containers_bit_by_bit(deployed: Rehearsal) -> None
 
     one, other = json.loads(on_hosts.stdout), json.loads(on_docker.stdout)
     assert one["steps"] == other["steps"]
-    # Which rank greets the other, and so receives a few bytes more, is chance.
-    assert sorted(one["wire"].pop("measured")) == sorted(other["wire"].pop("measured"))
+    # Which rank greets the other, and so receives a few bytes more, is chance; that they are near
+    # the formula has been proven by each.
+    del one["wire"]["measured"], other["wire"]["measured"]
     assert one["wire"] == other["wire"]
-    assert (one["place"]["topology"], other["place"]["topology"]) == ("ssh-lab", "pair")
+    assert (one["topology"], other["topology"]) == ("ssh-lab", "pair")
 
 
 def test_another_python_is_refused(deployed: Rehearsal) -> None:
