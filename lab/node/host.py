@@ -18,6 +18,8 @@ from typing import Any
 
 IDENTITY = ".host"
 """File in the working directory by which the same directory under two names is told."""
+USED = "used"
+"""File beside lab's code whose time says when a run last began with it."""
 _SIOCGIFADDR = 0x8915
 
 
@@ -45,7 +47,8 @@ def tell(workdir: str, project: str, code: str, towards: str | None, make: bool)
             told["identity"] = f"{_identity(folder)} {_boot()} {socket.gethostname()}"
         told["has_code"] = (folder / code / "lab").is_dir()
         if make and told["has_code"]:
-            os.utime(folder / code)  # so that it is not taken for old
+            # So that it is not taken for old; a warm process goes by the folder's own time.
+            os.utime(folder / code / USED)
     except OSError as error:
         told["error"] = f"{error.filename or folder} cannot be written: {error.strerror}"
     if towards is not None:

@@ -52,10 +52,12 @@ parent = os.path.dirname(target)
 os.makedirs(parent, mode=0o700, exist_ok=True)
 for name in os.listdir(parent):
     path = os.path.join(parent, name)
-    if time.time() - os.path.getmtime(path) > 7 * 86400:
+    used = os.path.join(path, "used")
+    if time.time() - os.path.getmtime(used if os.path.exists(used) else path) > 7 * 86400:
         shutil.rmtree(path, ignore_errors=True)
 temporary = tempfile.mkdtemp(dir=parent)
 try:
+    open(os.path.join(temporary, "used"), "x").close()
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
         archive.extractall(temporary)
     try:

@@ -184,3 +184,11 @@ def test_a_function_is_not_for_hosts(lab: Lab, place: SshPlace) -> None:
     )
     _, err = process.communicate(timeout=DEADLINE)
     assert b"functions are not for hosts" in err
+
+
+def test_a_second_run_finds_a_warm_process(lab: Lab, place: SshPlace) -> None:
+    lab.script("import sys; print('torch' in sys.modules)")
+    give_up = time.monotonic() + DEADLINE
+    while "True" not in (done := lab("run", "script.py", env=place.env)).stdout:
+        assert done.returncode == 0, done.stderr
+        assert time.monotonic() < give_up, "all runs start from nothing"
