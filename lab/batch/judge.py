@@ -102,10 +102,10 @@ def _without_failure(told: Told) -> tuple[Kind, int, str]:
         return "lab-error", EXIT_FAILURE, unheard
     if told.code == 0 and ranks:
         return "ok", 0, f"{len(ranks)} rank{'s' * (len(ranks) > 1)} ended well"
+    why = told.words or str(told.job)
     if told.code == 0 or not ranks:
-        words = f": {told.words}" if told.words else ""
-        return "not-started", told.code or EXIT_FAILURE, f"no rank has begun{words}; {told.job}"
-    return "lab-error", told.code or EXIT_FAILURE, f"all ranks ended well, and the job {told.job}"
+        return "not-started", told.code or EXIT_FAILURE, f"no rank has begun: {why}"
+    return "lab-error", told.code or EXIT_FAILURE, f"all ranks ended well, and the job not: {why}"
 
 
 def _unheard(told: Told) -> str:

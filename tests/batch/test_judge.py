@@ -102,12 +102,14 @@ def test_ended_by_slurm(state: str, kind: str, code: int, words: str) -> None:
 def test_no_rank_has_begun() -> None:
     verdict = judge(told(code=2, words="module: command not found"))
     assert (verdict.kind, verdict.exit_code) == ("not-started", 2)
-    assert verdict.summary == "no rank has begun: module: command not found; failed (FAILED)"
+    assert verdict.summary == "no rank has begun: module: command not found"
+    assert judge(told(code=None)).summary == "no rank has begun: failed (FAILED)"
 
 
 def test_the_script_failed_after_its_ranks() -> None:
-    verdict = judge(told(*BEGAN, ended(0), ended(1), code=2))
+    verdict = judge(told(*BEGAN, ended(0), ended(1), code=2, words="lab: error: why"))
     assert (verdict.kind, verdict.exit_code) == ("lab-error", 2)
+    assert verdict.summary == "all ranks ended well, and the job not: lab: error: why"
     verdict = judge(told(*BEGAN, ended(0), ended(1), code=None))
     assert (verdict.kind, verdict.exit_code) == ("lab-error", 1)
 
