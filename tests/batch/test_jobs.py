@@ -324,7 +324,7 @@ def test_the_script_of_lab_new_goes_on_bitwise_after_a_warning(
     assert lab("new", "train.py").returncode == 0
 
     def lines(text: str) -> list[str]:
-        return [line for line in text.splitlines() if "step " in line]
+        return [line for line in text.splitlines() if line.startswith("step ")]
 
     def options(name: str) -> list[str]:
         sizes = ["--epochs", "20", "--log-every", "1", "--save-every", "1000"]
