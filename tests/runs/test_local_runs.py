@@ -273,7 +273,10 @@ def test_json_is_json(lab: Lab) -> None:
         (["run", "-t", "nosuch", "script.py"], "nosuch"),
         (["run", "--on", "mars", "script.py"], "mars"),
         (["logs"], "there are no runs"),
-        (["run", "--on", "ssh", "script.py"], "ssh"),
+        (
+            ["run", "--on", "slurm", "--timeout", "9s", "script.py"],
+            "slurm.time in place of a timeout",
+        ),
         (["exec", "--on", "local", "node9", "true"], "has no node node9"),
     ],
 )
