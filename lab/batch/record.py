@@ -4,6 +4,7 @@ See `lab.node.task` for what they write: nobody tells us, since nobody drives th
 """
 
 import codecs
+import contextlib
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -57,7 +58,11 @@ class RankRecord:
     def events(self) -> list[Message]:
         """New messages."""
         *lines, self._partial = (self._partial + self._events.read()).split(b"\n")
-        return [json.loads(line) for line in lines]
+        messages = []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # of a rank whose node died while it wrote
+                messages.append(json.loads(line))
+        return messages
 
 
 class Record:

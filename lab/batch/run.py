@@ -4,9 +4,11 @@ The job goes on without us. Whoever asks for it later finds its id in state.json
 said in their files; once it is over, he writes the verdict down.
 """
 
+import os
+import shlex
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ PATIENCE = 30
 POLL = 0.2
 """Seconds between two looks at what the ranks have written."""
 SCRIPT = "job.sbatch"
+ENVIRONMENT = "environment"
+"""The variables that this run has on top of the topology's."""
 OUTPUT = "slurm.out"
 """What the job script itself says."""
 
@@ -64,14 +68,14 @@ class BatchRun:
             LabError: sbatch does not take it; nothing of the run is left.
         """
         _check(topology, job)
-        merged = topology.model_copy(update={"env": {**topology.env, **job.env}})
-        script = render_sbatch(merged, job.command)
+        script = render_sbatch(topology, job.command)
         directory = RunDirectory.create(topology, job)
         path = directory.path
         try:
             with explained(path):
                 write_atomically(path / SCRIPT, script)
                 write_json(path / NODES, _nodes(topology))
+                _write_environment(path / ENVIRONMENT, job.env)
                 link_code(path)
                 if prepare is not None:
                     prepare(path)
@@ -116,7 +120,7 @@ class BatchRun:
         record = Record(self.directory.path, self.topology)
         said = ""
         while not record.started and not self.has_ended:
-            state = self.state()
+            state = self._patient_state()
             if not state.active:
                 return
             if str(state) != said:
@@ -237,6 +241,13 @@ def _check(topology: Topology, job: Job) -> None:
             "will do (nodes: 2-4), and files are where the ranks write them: leave --engine, "
             "--min-nodes and --collect out"
         )
+
+
+def _write_environment(path: Path, env: Mapping[str, str]) -> None:
+    """The variables of one run, for its job script alone: there may be tokens among them."""
+    text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
 
 
 def _nodes(topology: Topology) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def _options(topology: Topology) -> list[str]:
 def _srun(topology: Topology) -> str:
     """The options of srun. A rank that fails ends the others, but where they can do without it."""
     slurm = topology.slurm
-    words = ["--kill-on-bad-exit=1", "--wait=60"]
+    words = ["--kill-on-bad-exit=1", "--wait=0"]
     if topology.is_elastic:
         words = ["--no-kill", "--ntasks-per-node=1"]
     if slurm.launcher == "srun":

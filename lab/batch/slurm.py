@@ -85,7 +85,8 @@ class JobState:
         """In words, with Slurm's own behind them."""
         told = STATES.get(self.state, "is in a state that lab does not know")
         words = self.reason if self.reason not in ("", "None") else ""
-        why = next((text for word, text in REASONS.items() if words.startswith(word)), None)
+        # Some have more behind them: `ReqNodeNotAvail, UnavailableNodes:node3`.
+        why = REASONS.get(words.partition(",")[0])
         if self.state == "PENDING" and why is not None:
             told = f"{told}: {why}"
         return f"{told} ({' '.join(filter(None, (self.state, words)))})"

@@ -68,14 +68,16 @@ SlurmMemory = Annotated[
 PathWord = Annotated[
     str,
     AfterValidator(
-        _matching(r"[^\s#'\"\\$`-][^\s#'\"\\$`]*", "a path without spaces, quotes, #, $ or \\")
+        _matching(
+            r"[\w./~%+@][\w./~%+@:,=-]*", "a path of letters, digits and . _ / ~ % + @ : , = -"
+        )
     ),
 ]
 Module = Annotated[
     str, AfterValidator(_matching(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]*", "as in cuda/12.4"))
 ]
 Image = Annotated[
-    str, AfterValidator(_matching(r"[A-Za-z0-9_./][^\s'\"\\$`]*", "an image or the path of one"))
+    str, AfterValidator(_matching(r"[\w./][\w./:@#+=-]*", "an image or the path of one"))
 ]
 Extra = Annotated[
     str,

@@ -1,10 +1,11 @@
 """The host keys that are known: those of ssh's own files, and lab's private one.
 
 A key is only ever taken from a file. What is in none of them is refused; `lab trust` adds it, after
-somebody has compared the fingerprint. Lines that begin with a marker (`@cert-authority`,
-`@revoked`) are not read.
+somebody has compared the fingerprint. A key that is `@revoked` is taken for nobody's. What
+`@cert-authority` says is not read, so hosts that only an authority vouches for are unknown.
 """
 
+import base64
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,29 +41,42 @@ class KnownHosts:
             LabError: one is there and cannot be read.
         """
         self._lines: list[tuple[Path, HostKeys]] = []  # paramiko keeps one key of a kind together
+        self._revoked: set[bytes] = set()
         for path in files:
             try:
-                self._lines += [(path, line) for line in _read(path)]
+                lines = path.read_text().splitlines()
+                self._lines += [(path, line) for line in _read(lines)]
+                self._revoked |= set(_revoked(lines))
             except FileNotFoundError:
                 continue
-            except (OSError, UnicodeDecodeError, InvalidHostKey) as error:
+            except (OSError, ValueError, InvalidHostKey) as error:
                 reason = getattr(error, "strerror", None) or f"it has a bad line ({error})"
                 raise LabError(f"the known hosts in {path} cannot be read: {reason}") from error
 
     def keys(self, name: str) -> Iterator[tuple[Path, PKey]]:
-        """All keys of a host, by `entry_name`, each with the file that it is in."""
+        """All keys of a host that are not revoked, by `entry_name`, each with the file it is in."""
         for path, line in self._lines:
             for key in (line.lookup(name) or {}).values():
-                yield path, key
+                if key.asbytes() not in self._revoked:
+                    yield path, key
 
     def file_of(self, name: str, key: PKey) -> Path | None:
         """The file that has this key for this host."""
         return next((path for path, known in self.keys(name) if known == key), None)
 
 
-def _read(path: Path) -> Iterator[HostKeys]:
-    for number, text in enumerate(path.read_text().splitlines(), 1):
-        if not text.strip() or text.lstrip().startswith("#"):
+def _revoked(lines: Sequence[str]) -> Iterator[bytes]:
+    """The keys that are to be trusted nowhere, whatever host the line names (sshd(8))."""
+    for text in lines:
+        words = text.split()
+        if words[:1] == ["@revoked"] and len(words) > 3:
+            yield base64.b64decode(words[3])
+
+
+def _read(lines: Sequence[str]) -> Iterator[HostKeys]:
+    """Each line's keys; not those of authorities, whose certificates paramiko does not know."""
+    for number, text in enumerate(lines, 1):
+        if not text.strip() or text.lstrip().startswith(("#", "@")):
             continue
         entry = HostKeyEntry.from_line(text.strip(), number)
         if entry is None or entry.key is None:  # a marker, or a kind of key that is not for us

@@ -58,3 +58,16 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "known").write_text("gpu1 ssh-ed25519 !!!not-base64\n")
     with pytest.raises(LabError, match=r"known.*cannot be read"):
         KnownHosts([tmp_path / "known"])
+
+
+def test_markers(tmp_path: Path, pairs: list[KeyPair]) -> None:
+    """A revoked key is nobody's; what an authority signs is not known, and no error either."""
+    good, bad = pairs[0], pairs[1]
+    path = tmp_path / "known"
+    path.write_text(
+        f"@cert-authority *.example {good.public}\n@revoked * {bad.public}\n"
+        f"host {good.public}\nhost {bad.public}\n"
+    )
+    found = [key for _, key in KnownHosts([path]).keys("host")]
+    assert [f"{key.get_name()} {key.get_base64()}" for key in found] == [good.public]
+    assert not list(KnownHosts([path]).keys("a.example"))
