@@ -101,8 +101,10 @@ class Options:
         """Check what would fail far from here.
 
         Raises:
-            UsageError: a number is too small.
+            UsageError: a number is too small, or there would be nothing to go back to.
         """
+        if self.on_nan == "rollback" and not self.save_every:
+            raise UsageError("--on-nan rollback needs checkpoints: leave --save-every 0 out")
         for name in ("epochs", "steps", "batch_size", "accumulate", "global_batch", "keep"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lab.errors import UsageError
+from lab.errors import LabError, UsageError
+from lab.training.checkpoint_folder import CHECKPOINT
 from lab.training.options import Options
 from lab.training.order import Place
 from lab.training.preemption import has_begun_again
@@ -103,11 +104,25 @@ def should_resume(options: Options, world: World) -> bool:
 
 
 def set_aside(folder: Path) -> None:
-    """Rename a folder with another training's checkpoints, so that none is lost or mixed up."""
-    if not any(folder.glob("step-*")):
+    """Move another training's checkpoints away, so that none is lost or mixed up; nothing else.
+
+    Raises:
+        LabError: they cannot be moved.
+    """
+    folder = folder.resolve()
+    found = [path for path in folder.glob("step-*") if CHECKPOINT.fullmatch(path.name)]
+    if not found:
         return
     number = 1
     while (free := folder.with_name(f"{folder.name}.{number}")).exists():
         number += 1
-    folder.rename(free)
+    try:
+        free.mkdir()
+        for path in found:
+            path.rename(free / path.name)
+    except OSError as error:
+        raise LabError(
+            f"the checkpoints of an earlier training in {folder} cannot be moved to {free}: "
+            f"{error.strerror}; name another folder with --checkpoints"
+        ) from error
     print(f"the checkpoints of an earlier training are in {free} now", file=sys.stderr, flush=True)
