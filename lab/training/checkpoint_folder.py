@@ -113,16 +113,13 @@ def tidy(folder: Path) -> None:
 
 
 def rotate(folder: Path, keep: int) -> None:
-    """Remove all that are older than the newest `keep` good ones."""
-    good = 0
-    for one in find_all(folder):
-        if good >= keep:
-            # Hidden first: half removed, it would seem to be a damaged one.
-            hidden = folder / f".{one.path.name}.{secrets.token_hex(4)}.new"
-            one.path.rename(hidden)
-            shutil.rmtree(hidden)
-        elif one.problem is None:
-            good += 1
+    """Remove the good ones that are older than the newest `keep`; what is not good is not ours."""
+    good = [one.path for one in find_all(folder) if one.problem is None]
+    for path in good[keep:]:
+        # Hidden first: half removed, it would seem to be a damaged one.
+        hidden = folder / f".{path.name}.{secrets.token_hex(4)}.new"
+        path.rename(hidden)
+        shutil.rmtree(hidden)
 
 
 def sync(folder: Path) -> None:

@@ -216,6 +216,19 @@ def test_damaged_ones_do_not_push_good_ones_out(folder: Path) -> None:
     assert (folder / "step-00000001").exists(), "the second good one"
 
 
+def test_what_lab_did_not_write_is_not_rotated_away(tmp_path: Path) -> None:
+    foreign = tmp_path / "step-00000001"
+    foreign.mkdir()
+    (foreign / "model.pt").touch()
+    (tmp_path / "step-00000000").mkdir()
+    training = Training("none")
+    for step in (2, 3, 4):
+        Checkpoints(tmp_path, keep=1).save(step, training.model, training.optimizer, {})
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["step-00000000", "step-00000001", "step-00000004"]
+    assert (foreign / "model.pt").exists()
+
+
 def test_a_damaged_one_is_refused_on_all_ranks_alike(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(2, save, "ddp", tmp_path)
     flip(tmp_path / "step-00000002" / "__1_0.distcp")
