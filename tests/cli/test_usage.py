@@ -20,7 +20,7 @@ from tests.conftest import Lab
         ("logs --tail -1", "--tail: Input should be greater than or equal to 0; lab logs --help"),
         ("exec", "lab exec needs the name of a node, or --all and a command"),
         ("render", "missing option '--as'. Choose from: compose, env, hostfile, sbatch, ssh; lab"),
-        ("render --as x", "is not one of 'compose', 'env', 'hostfile', 'sbatch', 'ssh'; lab render"),
+        ("render --as x", "not one of 'compose', 'env', 'hostfile', 'sbatch', 'ssh'; lab render"),
         ("ps x", "(x); lab ps --help has the options"),
         ("frobnicate", "no such command 'frobnicate'; lab --help has the commands"),
         ("rnu", "no such command 'rnu'. Did you mean 'run'?; lab --help has the commands"),
