@@ -1,7 +1,7 @@
 """How a job ended, from what its ranks and Slurm have told."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from signal import Signals
 
 from lab.batch.slurm import JobState
@@ -35,6 +35,8 @@ class Told:
 
 def judge(told: Told) -> Verdict:
     """The verdict: the first real failure, as on any other place."""
+    if told.topology.is_elastic and told.code == 0:
+        told = replace(told, events=_of_the_last_world(told.events))
     failures, ended = Failures(), set[int]()
     at: dict[int, float] = {}  # by rank: its last event
     # When Slurm ends the job, or srun the others because one has failed, it is nobody's failure.
@@ -68,6 +70,13 @@ def judge(told: Told) -> Verdict:
         )
     kind, code, summary = _without_failure(told)
     return Verdict(kind, code, summary, ended=tuple(sorted(ended | silent.keys())), seconds=seconds)
+
+
+def _of_the_last_world(events: Sequence[Message]) -> list[Message]:
+    """Of a job that went on without what it lost: the ranks that ended well, and nothing else."""
+    good = {m["rank"] for m in events if m["type"] == "exit" and m["code"] == 0}
+    kept = [m for m in events if m["rank"] in good]
+    return [m for m in kept if m["type"] == "started" or m.get("code") == 0]
 
 
 def _silent(told: Told) -> Mapping[int, str]:

@@ -121,3 +121,20 @@ def test_words_of_a_host_that_do_not_arrive() -> None:
     elastic = parse_topology("{nodes: 1-2, on: slurm}")
     verdict = judge(told(began(0), ended(0), state="COMPLETED", code=0, topology=elastic))
     assert verdict.kind == "ok"
+
+
+def test_an_elastic_job_that_went_on_without_what_it_lost_ended_well() -> None:
+    elastic = parse_topology("{nodes: 1-2, on: slurm}")
+    first_world = (
+        *BEGAN,
+        raised(1, "ValueError", "no luck", 2.0),
+        ended(1, 1, 3.0),
+        ended(0, 143, 3.0, 15),
+    )
+    last_world = (began(0, 4.0), ended(0, at=9.0))
+    for lost in (first_world, BEGAN):  # a rank that failed; a node that went without a word
+        verdict = judge(told(*lost, *last_world, state="COMPLETED", code=0, topology=elastic))
+        assert (verdict.kind, verdict.exit_code) == ("ok", 0)
+        assert verdict.summary == "1 rank ended well"
+    verdict = judge(told(*first_world, topology=elastic))
+    assert verdict.kind == "exception"
