@@ -155,6 +155,11 @@ class BatchRun:
         return self.state()
 
     @property
+    def has_ended_well(self) -> bool:
+        """Whether the job script says so, so that there is nothing left to ask or to wait for."""
+        return self._ended() == 0
+
+    @property
     def has_ended(self) -> bool:
         """Whether the job script has gone to its end, for which Slurm need not be asked."""
         return self._ended() is not None
@@ -192,7 +197,7 @@ def refresh(runs: Sequence[RunDirectory]) -> None:
     batch = [BatchRun(run) for run in runs if run.state == "running" and "slurm" in run.info()]
     by_login: dict[str | None, list[BatchRun]] = {}
     for run in batch:
-        if run.has_ended:
+        if run.has_ended_well:  # a job that has not may have been queued anew
             run.follow()
         else:
             by_login.setdefault(run.topology.slurm.login, []).append(run)

@@ -1,33 +1,49 @@
-"""What a submitted run leaves in its directory."""
+"""What a submitted run leaves in its directory, and what is made of that."""
 
+import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from lab.batch.run import ENVIRONMENT, BatchRun
+from lab.batch.run import ENVIRONMENT, BatchRun, refresh
 from lab.runs import Job
 from lab.topology import parse_topology
 
 SECRET = "s3cret value; $(id)"
 
 
-def test_a_token_is_in_one_file_that_is_private(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sbatch = tmp_path / "bin/sbatch"
-    sbatch.parent.mkdir()
-    sbatch.write_text("#!/bin/sh\necho 17\n")
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{sbatch.parent}{os.pathsep}{os.environ['PATH']}")
+@pytest.fixture
+def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BatchRun:
+    """A run, by an sbatch that takes it, with a squeue that says that it runs."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, says in (("sbatch", "17"), ("squeue", "17|RUNNING|None|host0")):
+        (commands / name).write_text(f"#!/bin/sh\necho '{says}'\n")
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "train.py").touch()
     topology = parse_topology("name: one\nnodes: 1\non: slurm")
     job = Job(command=("train.py",), cwd=tmp_path, env={"HF_TOKEN": SECRET})
-    run = BatchRun.submit(topology, job)
-    assert run.job_id == "17"
-    files = [path for path in run.directory.path.rglob("*") if path.is_file()]
+    return BatchRun.submit(topology, job)
+
+
+def test_a_token_is_in_one_file_that_is_private(submitted: BatchRun) -> None:
+    assert submitted.job_id == "17"
+    files = [path for path in submitted.directory.path.rglob("*") if path.is_file()]
     (holds,) = [path for path in files if b"s3cret" in path.read_bytes()]
     assert holds.name == ENVIRONMENT
     assert holds.stat().st_mode & 0o777 == 0o600
-    shown = os.popen(f'. {holds}; printf %s "$HF_TOKEN"').read()
-    assert shown == SECRET
+    show = ["sh", "-c", '. "$1"; printf %s "$HF_TOKEN"', "sh", str(holds)]
+    assert subprocess.run(show, capture_output=True, text=True, check=True).stdout == SECRET
+
+
+@pytest.mark.timeout(60)
+def test_a_job_that_was_queued_anew_is_not_waited_for(submitted: BatchRun) -> None:
+    run = submitted.directory.path
+    began = {"at": 1.0, "type": "started", "node": "node0", "rank": 0, "restart": 0}
+    (run / "node0/rank0.events.jsonl").write_text(json.dumps(began) + "\n")
+    (run / "ended").write_text("1\n")  # as of a job that has lost a node
+    refresh([submitted.directory])
+    assert submitted.directory.state == "running"
