@@ -53,6 +53,7 @@ class BatchRun:
         self._job = Job(**{**directory.read_json("job.json"), "cwd": directory.path.parent.parent})
         self.job_id = str(directory.info()["slurm"]["job"])
         self.slurm = slurm_of(self.topology, directory.path.parent.parent)
+        self._following: tuple[Record, Heard] | None = None
 
     @classmethod
     def submit(
@@ -130,9 +131,14 @@ class BatchRun:
             record.read(lambda *_: None, lambda _: None)
 
     def follow(self, listeners: Sequence[Listener] = ()) -> Verdict:
-        """Hand on what the ranks say until the job is over; the verdict, which is written down."""
-        record = Record(self.directory.path, self.topology)
-        heard = Heard(self.directory, listeners)
+        """Hand on what the ranks say until the job is over; the verdict, which is written down.
+
+        Called again after an interrupt it goes on where it was, for the same listeners.
+        """
+        if self._following is None:
+            record = Record(self.directory.path, self.topology)
+            self._following = record, Heard(self.directory, listeners)
+        record, heard = self._following
         while True:
             code = self._ended()
             state = self._patient_state() if code is None else JobState("COMPLETED")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.batch.run import ENVIRONMENT, BatchRun, refresh
+from lab.node.protocol import Message
 from lab.runs import Job
 from lab.topology import parse_topology
 
@@ -47,3 +48,32 @@ def test_a_job_that_was_queued_anew_is_not_waited_for(submitted: BatchRun) -> No
     (run / "ended").write_text("1\n")  # as of a job that has lost a node
     refresh([submitted.directory])
     assert submitted.directory.state == "running"
+
+
+class Interrupted:
+    """A listener that Ctrl-C comes to, once."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def log(self, node: str, rank: int, stream: str, text: str) -> None:
+        self.said.append(text)
+        if len(self.said) == 1:
+            raise KeyboardInterrupt
+
+    def event(self, message: Message) -> None:
+        pass
+
+
+@pytest.mark.timeout(60)
+def test_after_an_interrupt_nothing_is_said_twice(submitted: BatchRun) -> None:
+    out = submitted.directory.path / "node0/rank0.out"
+    out.write_text("hello\n")
+    listener = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        submitted.follow([listener])
+    (submitted.directory.path / "ended").write_text("0\n")
+    with out.open("a") as file:
+        file.write("bye\n")
+    submitted.follow([listener])
+    assert listener.said == ["hello\n", "bye\n"]
