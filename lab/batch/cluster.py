@@ -7,10 +7,8 @@ written into that folder.
 """
 
 import hashlib
-import io
 import platform
 import secrets
-import tarfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lab.errors import LabError
 from lab.topology import SLURM_LAB, Topology, load_topology
 from lab.transport.base import Progress
+from lab.transport.container_config import archive_of
 from lab.transport.containers import LABEL, check_workdir
 from lab.transport.engine import api_errors, connect
 from lab.transport.image_build import build_image
@@ -214,7 +213,9 @@ class SlurmLab:
                 security_opt=["no-new-privileges", "label:disable"],
             ),
         )["Id"]
-        api.put_archive(made, "/", _archive(files))
+        for name, data in files.items():
+            mode = 0o600 if name.endswith(".key") else 0o644
+            api.put_archive(made, "/", archive_of({name: data}, mode=mode))
         api.start(made)
 
     def _wait(self, progress: Progress) -> None:
@@ -236,14 +237,3 @@ class SlurmLab:
             time.sleep(0.2)
         words = login.logs(tail=3).decode(errors="replace").strip().splitlines()
         raise LabError(f"the Slurm cluster does not come up: {'; '.join(words)}")
-
-
-def _archive(files: Mapping[str, bytes]) -> bytes:
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w") as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            member.mode = 0o600 if name.endswith(".key") else 0o644
-            archive.addfile(member, io.BytesIO(data))
-    return raw.getvalue()

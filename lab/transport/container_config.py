@@ -1,5 +1,7 @@
-"""One node's container as the engine's API takes it."""
+"""One node's container, and files for one, as the engine's API takes them."""
 
+import io
+import tarfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,3 +50,14 @@ def container_config(
         ),
     )
     return config
+
+
+def archive_of(files: Mapping[str, bytes], *, mode: int, uid: int = 0) -> bytes:
+    """A tar file, as `put_archive` takes it, of files that belong to a user of the container."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode, member.uid, member.gid = len(data), mode, uid, uid
+            archive.addfile(member, io.BytesIO(data))
+    return raw.getvalue()

@@ -9,12 +9,10 @@ for this user, the keys of the hosts, and an ssh_config that names them.
 
 import contextlib
 import hashlib
-import io
 import platform
 import shutil
 import socket
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Mapping
@@ -25,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lab.errors import LabError
 from lab.topology import SSH_LAB, written_folder
 from lab.transport.base import Progress
+from lab.transport.container_config import archive_of
 from lab.transport.containers import LABEL
 from lab.transport.engine import api_errors, connect
 from lab.transport.image_build import build_image
@@ -229,7 +228,7 @@ class SshLab:
             ".sshd/host_key": host_key,
             ".sshd/config": SSHD_CONFIG.format(port=PORT, user=USER).encode(),
         }
-        api.put_archive(made, f"/home/{USER}", _archive(files))
+        api.put_archive(made, f"/home/{USER}", archive_of(files, mode=0o600, uid=UID))
         api.start(made)
         bound = api.inspect_container(made)["NetworkSettings"]["Ports"][f"{PORT}/tcp"]
         port = int(bound[0]["HostPort"])
@@ -264,17 +263,6 @@ def _wait_for_server(name: str, port: int) -> None:
                 return
         time.sleep(0.1)
     raise LabError(f"the SSH server of {name} does not start: docker logs tells why")
-
-
-def _archive(files: Mapping[str, bytes]) -> bytes:
-    """A tar file of files that only the machines' user may read."""
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w") as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode, member.uid, member.gid = len(data), 0o600, UID, UID
-            archive.addfile(member, io.BytesIO(data))
-    return raw.getvalue()
 
 
 def main() -> None:
