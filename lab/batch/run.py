@@ -20,7 +20,7 @@ from lab.batch.login import login_of
 from lab.batch.record import Record
 from lab.batch.script import render_sbatch
 from lab.batch.slurm import JobState, Slurm
-from lab.batch.states import ASK_EVERY, states
+from lab.batch.states import ASK_EVERY, states, was_active_just_now
 from lab.errors import LabError, UsageError
 from lab.node.task import NODES, SHARE
 from lab.runs.directory import RunDirectory, explained
@@ -140,7 +140,7 @@ class BatchRun:
             self._following = record, Heard(self.directory, listeners)
         record, heard = self._following
         while True:
-            code = self._ended()
+            code = _ended(self.directory)
             state = self._patient_state() if code is None else JobState("COMPLETED")
             record.read(heard.log, heard.event)  # after the end all is there
             if code and record.silent:  # has it lost a node? Slurm may know only later
@@ -161,21 +161,9 @@ class BatchRun:
         return self.state()
 
     @property
-    def has_ended_well(self) -> bool:
-        """Whether the job script says so, so that there is nothing left to ask or to wait for."""
-        return self._ended() == 0
-
-    @property
     def has_ended(self) -> bool:
         """Whether the job script has gone to its end, for which Slurm need not be asked."""
-        return self._ended() is not None
-
-    def _ended(self) -> int | None:
-        """What the job script ended with; None: it has not, or was ended."""
-        try:
-            return int((self.directory.path / "ended").read_text())
-        except (OSError, ValueError):
-            return None
+        return _ended(self.directory) is not None
 
     def _settle(
         self, record: Record, state: JobState, code: int | None, last_lines: LastLines
@@ -198,12 +186,26 @@ class BatchRun:
         return verdict
 
 
+def _ended(directory: RunDirectory) -> int | None:
+    """What the job script ended with; None: it has not, or was ended."""
+    try:
+        return int((directory.path / "ended").read_text())
+    except (OSError, ValueError):
+        return None
+
+
 def refresh(runs: Sequence[RunDirectory]) -> None:
     """Note the end of jobs that are over, among those that count as running."""
-    batch = [BatchRun(run) for run in runs if run.state == "running" and "slurm" in run.info()]
     by_login: dict[str | None, list[BatchRun]] = {}
-    for run in batch:
-        if run.has_ended_well:  # a job that has not may have been queued anew
+    for directory in runs:
+        if directory.state != "running" or "slurm" not in directory.info():
+            continue
+        # Asked for first, since `lab logs -f` comes by all the time: the rest reads the topology.
+        ended_well = _ended(directory) == 0  # a job that has not may have been queued anew
+        if not ended_well and was_active_just_now(directory):
+            continue
+        run = BatchRun(directory)
+        if ended_well:
             run.follow()
         else:
             by_login.setdefault(run.topology.slurm.login, []).append(run)

@@ -1,7 +1,8 @@
 """Where the jobs of runs are: asked for all at once, and not too often."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lab.batch.slurm import JobState, Slurm
 from lab.runs.directory import RunDirectory
@@ -20,7 +21,7 @@ def states(slurm: Slurm, runs: Sequence[RunDirectory]) -> list[JobState]:
     """
     now = time.time()
     known = [run.info()["slurm"] for run in runs]
-    old = [job["job"] for job in known if not 0 <= now - job.get("asked", 0) <= ASK_EVERY]
+    old = [job["job"] for job in known if not _is_fresh(job, now)]
     found = slurm.states(old)
     for run, job in zip(runs, known, strict=True):
         if job["job"] in found:
@@ -29,3 +30,13 @@ def states(slurm: Slurm, runs: Sequence[RunDirectory]) -> list[JobState]:
             run.note(slurm={**job, "hosts": state.hosts})
             job["hosts"] = state.hosts
     return [JobState(job["state"], job["reason"], job["hosts"]) for job in known]
+
+
+def was_active_just_now(run: RunDirectory) -> bool:
+    """Whether there is nothing to ask yet: what was heard will do, and the job was not over."""
+    job = run.info()["slurm"]
+    return _is_fresh(job, time.time()) and JobState(job["state"]).active
+
+
+def _is_fresh(job: Mapping[str, Any], now: float) -> bool:
+    return 0 <= now - float(job.get("asked", 0)) <= ASK_EVERY
