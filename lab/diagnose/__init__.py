@@ -1,1 +1,1 @@
-"""Judges: what was seen of a run goes in as data, findings come out. Nothing here touches a node."""
+"""Judges: what was seen of a run goes in as data, findings come out. They touch no node."""

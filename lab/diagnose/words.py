@@ -1,29 +1,17 @@
 """Ranks, places and times as sentences have them."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from datetime import datetime
+from itertools import groupby
 
 
 def ranks_in_words(ranks: Collection[int]) -> str:
     """`rank 3`, or `ranks 0-2, 5`."""
-    runs = [
-        f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in _runs(ranks)
-    ]
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(runs)}"
-
-
-def _runs(ranks: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Unbroken runs of numbers: first and last."""
-    first = last = None
-    for rank in sorted(ranks):
-        if first is not None and last is not None and rank == last + 1:
-            last = rank
-            continue
-        if first is not None and last is not None:
-            yield first, last
-        first = last = rank
-    if first is not None and last is not None:
-        yield first, last
+    parts: list[str] = []
+    for _, unbroken in groupby(enumerate(sorted(ranks)), key=lambda pair: pair[1] - pair[0]):
+        numbers = [str(rank) for _, rank in unbroken]
+        parts += [f"{numbers[0]}-{numbers[-1]}"] if len(numbers) > 2 else numbers
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(parts)}"
 
 
 def place_in_words(file: str | None, line: int | None) -> str | None:
