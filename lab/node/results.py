@@ -1,8 +1,9 @@
 """Hands what ranks have left in a run directory to a controller that cannot see it.
 
 Carried to a host over stdin (`lab.deploy.program`); imports nothing of lab. The question is a line
-of JSON; the answer one, too, and then a tar file. When stdin says that it has arrived, what was
-sent of the run directory is removed, and the directory with it if nothing stays.
+of JSON; the answer one, too, and then a tar file, whose last member is `END`. When stdin says that
+it has arrived, what was sent of the run directory is removed, and the directory with it if nothing
+stays.
 """
 
 import contextlib
@@ -10,40 +11,59 @@ import json
 import os
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, BinaryIO
 
 ARRIVED = b"arrived\n"
+END = "../end"
+"""A name that no file has. A tar file that is cut off looks as if it ended well."""
 
 
 def matching(folder: Path, pattern: str) -> Iterator[Path]:
-    """The files that a pattern means, with all that is below its folders; no links, nor by links.
+    """The files that a pattern means, with all that is below its folders, each once.
+
+    No links, nor what is only found by links.
 
     Args:
         folder: what the pattern is relative to.
         pattern: as `Path.glob` takes it.
     """
     top = folder.resolve()
-    for path in sorted(folder.glob(pattern)):
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.is_file() and file.resolve() == top / file.relative_to(folder):
-                yield file
+    found: set[Path] = set()
+    for path in folder.glob(pattern):
+        found.update(path.rglob("*") if path.is_dir() else [path])
+    for file in sorted(found):
+        if file.is_file() and file.resolve() == top / file.relative_to(folder):
+            yield file
 
 
-def main() -> None:
-    """Hand over.
+def size_of(path: Path) -> int:
+    """In bytes; 0 where it has gone meanwhile."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
-    The question has `run_dir`; `limit`, so that its files of more bytes stay and are named;
-    `collect`, patterns of files to bring whatever their size, also from `folder`, where the ranks
-    started; and the name of the `node`, whose folder those get into.
+
+def hand_over(question: Mapping[str, Any], out: BinaryIO) -> list[Path]:
+    """Write the answer and the files; a file that goes meanwhile is left out.
+
+    Args:
+        question: `run_dir`; `limit`, so that its files of more bytes stay and are named; `collect`,
+            patterns of files to bring whatever their size, also from `folder`, where the ranks
+            started; and the name of the `node`, whose folder those get into.
+        out: where to.
+
+    Returns:
+        The files of the run directory that were sent.
     """
-    question = json.loads(sys.stdin.buffer.readline())
     run, folder, node = Path(question["run_dir"]), Path(question["folder"]), question["node"]
     wanted = {pattern: set(matching(run, pattern)) for pattern in question["collect"]}
     collected = {pattern: set(matching(folder, pattern)) for pattern in question["collect"]}
     asked_for = set().union(*wanted.values())
     files = list(matching(run, "**"))
-    sent = [p for p in files if p in asked_for or p.stat().st_size <= question["limit"]]
+    sent = [path for path in files if path in asked_for or size_of(path) <= question["limit"]]
     left = [path for path in files if path not in sent]
     members = [(path, str(path.relative_to(run))) for path in sent]
     members += [
@@ -51,16 +71,26 @@ def main() -> None:
         for path in sorted(set().union(*collected.values()))
     ]
     found = [pattern for pattern in wanted if wanted[pattern] or collected[pattern]]
-    out = sys.stdout.buffer
     answer = {"left": [str(path) for path in left], "found": found}
     out.write(json.dumps(answer).encode() + b"\n")
-    with tarfile.open(fileobj=out, mode="w|") as archive:
+    # Dereference: a second name of a file is a file, too.
+    with tarfile.open(fileobj=out, mode="w|", dereference=True) as archive:
         for path, name in members:
-            archive.add(path, name, recursive=False)
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                archive.addfile(archive.gettarinfo(arcname=name, fileobj=file), file)
+        archive.addfile(tarfile.TarInfo(END))
     out.flush()
+    return sent
+
+
+def main() -> None:
+    """Hand over, and remove what has arrived."""
+    question = json.loads(sys.stdin.buffer.readline())
+    sent = hand_over(question, sys.stdout.buffer)
     os.close(1)
     if sys.stdin.buffer.readline() != ARRIVED:
         return
+    run = Path(question["run_dir"])
     for path in sent:
         path.unlink(missing_ok=True)
     for folder in [*sorted((p for p in run.rglob("*") if p.is_dir()), reverse=True), run]:

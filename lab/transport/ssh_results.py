@@ -12,7 +12,7 @@ from typing import IO
 
 from lab.deploy.program import program
 from lab.errors import LabError
-from lab.node.results import ARRIVED
+from lab.node.results import ARRIVED, END
 from lab.transport.base import Channel
 from lab.transport.ssh_channel import SshChannel
 
@@ -56,13 +56,18 @@ def bring_back(
     try:
         output = Output(channel)
         answer = json.loads(output.readline())
+        whole = False
         with tarfile.open(fileobj=output, mode="r|") as archive:  # type: ignore[call-overload]  # it only reads
             for member in archive:
-                if member.isfile():
+                if member.name == END:
+                    whole = True
+                else:
                     _keep(archive.extractfile(member), member.name, node, run_dir)
+        if not whole:
+            raise EOFError("it ends in the middle")
         channel.send(ARRIVED)
         channel.finish()
-    except (OSError, ValueError, tarfile.TarError) as error:
+    except (OSError, EOFError, ValueError, tarfile.TarError) as error:
         raise LabError(f"what {node} left of the run does not come whole: {error}") from error
     finally:
         channel.close()
