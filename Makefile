@@ -50,7 +50,7 @@ lab-down: $(STAMP) ## remove the nodes
 	@if docker info >/dev/null 2>&1; then $(LAB) down; else $(LAB) down --on local; fi
 
 ssh-lab: $(STAMP) ## bring up containers with SSH servers, to rehearse bare metal: lab run -t ssh-lab
-	@$(VENV)/bin/python -P -m lab.transport.ssh_lab
+	@$(VENV)/bin/python -P -m lab.cli.ssh_lab
 
 slurm-lab: $(STAMP) ## bring up a Slurm cluster of containers for this folder: lab run -t slurm-lab
 	@$(LAB) up -t slurm-lab

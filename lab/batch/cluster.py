@@ -15,14 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab.channel import Progress
 from lab.errors import LabError
+from lab.packaged import packaged
 from lab.topology import SLURM_LAB, Topology, load_topology
-from lab.transport.base import Progress
 from lab.transport.container_config import archive_of
 from lab.transport.containers import LABEL, check_workdir
 from lab.transport.engine import api_errors, connect
 from lab.transport.image_build import build_image
-from lab.transport.image_context import DOCKERFILE, asset, staged_context
+from lab.transport.image_context import DOCKERFILE, staged_context
 from lab.transport.labs import find_labs, remove_lab, without_interrupts, workdir_lock
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class SlurmLab:
     def _image(self, progress: Progress) -> str:
         digest = hashlib.sha256()
         for name in (*PARTS, "docker/slurm-entrypoint"):
-            digest.update(asset(name).read_bytes())
+            digest.update(packaged(name).read_bytes())
         tag = f"{REPOSITORY}:{digest.hexdigest()[:12]}"
         if not self._client.images.list(name=tag):
             with staged_context() as context:

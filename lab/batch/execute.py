@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from lab.batch.run import BatchRun
+from lab.channel import Progress
 from lab.errors import UsageError
 from lab.runs import execute as driven
 from lab.runs.directory import RunDirectory
@@ -13,7 +14,6 @@ from lab.runs.listener import Listener
 from lab.runs.stdin import Stdin
 from lab.runs.verdict import Verdict
 from lab.topology import Topology
-from lab.transport.base import Progress
 
 
 def execute(

@@ -5,13 +5,12 @@ too: with LAB_RUN_DIR unset it starts the ranks as anybody would.
 """
 
 import shlex
-from pathlib import Path
 from typing import Any
 
 import jinja2
 
-import lab
-from lab.errors import LabError, UsageError
+from lab.errors import UsageError
+from lab.packaged import packaged
 from lab.topology import Topology
 
 TEMPLATE = "job.sbatch.j2"
@@ -169,7 +168,7 @@ def _array(words: Any) -> str:
 
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_templates()),
+        loader=jinja2.FileSystemLoader(packaged("slurm")),
         undefined=jinja2.StrictUndefined,
         comment_start_string="{--",  # `{#` is bash's for the length of an array
         comment_end_string="--}",
@@ -180,12 +179,3 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["sh"] = shlex.quote
     return environment
-
-
-def _templates() -> Path:
-    """Where `slurm/` is: beside the package in a checkout, in the package in a wheel."""
-    package = Path(lab.__file__).parent
-    for folder in (package.parent / "slurm", package / "assets/slurm"):
-        if (folder / TEMPLATE).is_file():
-            return folder
-    raise LabError("the templates of job scripts are not in this installation: install it again")

@@ -12,10 +12,11 @@ from typing import Any
 
 from lab.bench.one_dies import LIMIT
 from lab.bench.startup import torchrun_commands
+from lab.channel import Channel, Progress
 from lab.errors import LabError
 from lab.runs import Job, RunController
 from lab.topology import Topology
-from lab.transport import Channel, Progress, Transport, transport_for
+from lab.transport import Transport, transport_for
 from lab.transport.docker import DockerTransport
 
 MODULE = "lab.bench.one_dies"

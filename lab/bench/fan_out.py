@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.bench.sshd import Sshd
+from lab.channel import Progress
 from lab.errors import LabError
-from lab.transport import Progress
 
 HOST = """\
 Host node{number}

@@ -4,10 +4,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from lab.channel import Progress
 from lab.errors import LabError
 from lab.runs import Job, RunController
 from lab.topology import Topology
-from lab.transport import Progress, transport_for
+from lab.transport import transport_for
 
 LINES = 200_000
 MODULE = "lab.bench.print_lines"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lab.bench.on_nodes import UNLIMITED, own_nodes, run_worker, with_rate
+from lab.channel import Progress
 from lab.topology import Topology, parse_topology
-from lab.transport import Progress
 
 MEGABYTES = {UNLIMITED: 500, "1gbit": 100, "200mbit": 25, "50mbit": 8}
 """How much to send at each rate: about a second's worth."""

@@ -13,10 +13,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from lab.bench.suites import RESULT, Suite
+from lab.channel import Progress
 from lab.errors import LabError, UsageError
 from lab.runs import Job, RunController
 from lab.topology import Link, Topology
-from lab.transport import Progress, Transport, transport_for
+from lab.transport import Transport, transport_for
 
 UNLIMITED = "none"
 

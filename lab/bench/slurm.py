@@ -14,10 +14,10 @@ from lab.batch.run import slurm_of
 from lab.bench import startup
 from lab.bench.compare import compared
 from lab.bench.startup import ENDED
+from lab.channel import Progress
 from lab.errors import LabError, UsageError
 from lab.topology import Topology, dump_topology
 from lab.topology.slurm import Launcher
-from lab.transport import Progress
 
 SCRIPT = "first_all_reduce.py"
 LOOK_EVERY = 1.0

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.bench.startup import compare_starts, lab_run
+from lab.channel import Progress
 from lab.topology import SSH_LAB, load_topology
-from lab.transport import Progress, transport_for
+from lab.transport import transport_for
 
 DOCKER, SSH = "lab run on docker", "lab run on ssh"
 

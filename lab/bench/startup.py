@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.channel import Progress
 from lab.errors import LabError
 from lab.topology import Node, Topology, dump_topology
-from lab.transport import Progress
 from lab.transport.docker import DockerTransport
 
 MODULE = "lab.bench.first_all_reduce"

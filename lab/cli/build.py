@@ -21,9 +21,9 @@ def build(
     ] = None,
 ) -> None:
     """Build the image of the nodes now, rather than on the first `lab up`."""
+    from lab.deploy.requirements import Requirements
     from lab.transport.engine import connect
     from lab.transport.image import ensure_image, forget_requirements
-    from lab.transport.requirements import Requirements
 
     packages = None if requirements is None else Requirements.read(requirements)
     client = connect("put --on local on the command line; then no image is needed")

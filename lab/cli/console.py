@@ -14,8 +14,8 @@ from lab.lines import LINE_LIMIT, Lines
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lab.channel import Progress
     from lab.runs import Verdict
-    from lab.transport import Progress
 
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """ANSI colours of the prefixes, by rank."""

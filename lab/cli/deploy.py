@@ -48,8 +48,8 @@ def deploy(
     from lab.deploy.deployment import deploy as deploy_plan
     from lab.deploy.deployment import roll_back
     from lab.deploy.plan import Plan
+    from lab.deploy.requirements import Requirements
     from lab.topology import load_topology
-    from lab.transport.requirements import Requirements
     from lab.transport.ssh import SshTransport
 
     loaded = load_topology(topology, nodes=nodes)

@@ -13,8 +13,9 @@ from lab.cli.output import write
 from lab.errors import UsageError
 
 if TYPE_CHECKING:
+    from lab.channel import Channel
     from lab.topology import Topology
-    from lab.transport import Channel, Transport
+    from lab.transport import Transport
 
 
 def up(

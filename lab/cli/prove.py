@@ -94,8 +94,8 @@ def prove(
     where they are not bitwise equal though sums have one order, or further apart than 1e-6; where
     the ranks differ among themselves, or bytes and memory are not those of the formulas.
     """
+    from lab.packaged import packaged
     from lab.topology import load_topology
-    from lab.transport.image_context import asset
 
     loaded = load_topology(topology, nodes=nodes, slots=slots, on=on, backend=backend)
     try:
@@ -126,7 +126,7 @@ def prove(
     text = found.dumps()
     out = out or (MATRIX if isinstance(found, Matrix) else REPORT)
     _write(out, text)
-    _write(out.with_name(RECIPE), asset("docs/recipe.md").read_text(encoding="utf-8"))
+    _write(out.with_name(RECIPE), packaged("docs/recipe.md").read_text(encoding="utf-8"))
     if as_json:
         sys.stdout.write(text)
     else:

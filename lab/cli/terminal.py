@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lab.transport import Channel
+    from lab.channel import Channel
 
 
 def bridge(channel: "Channel", tty: bool) -> int:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from lab.cache import cache_folder
 from lab.deploy.layout import Layout, Release
 from lab.deploy.packages import Environment, Platform
 from lab.deploy.plan import Outcome, Plan, Watcher
 from lab.deploy.visit import Message, Start, Visit, hello, stage
 from lab.errors import LabError
 from lab.topology import Node
-from lab.transport.cache import cache_folder
 
 PARALLEL = 64
 """Hosts that are served at the same time."""

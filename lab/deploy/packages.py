@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lab.cache import cache_folder
+from lab.deploy.requirements import Requirements
 from lab.errors import LabError
-from lab.transport.cache import cache_folder
-from lab.transport.image_context import asset
-from lab.transport.requirements import Requirements
+from lab.packaged import packaged
 
 CPU_INDEX = re.compile(r"\$\{TORCH_INDEX_URL:-(\S+)\}")
 OWN_PACKAGES = "a host whose own Python has torch keeps that, and gets only what you require"
@@ -114,10 +114,10 @@ class Packages:
     @classmethod
     def read(cls, requirements: Requirements | None) -> "Packages":
         """As the files of this lab say."""
-        script = asset("docker/install-torch").read_text()
+        script = packaged("docker/install-torch").read_text()
         version = re.search(r"^VERSION=(\S+)$", script, re.MULTILINE)
         assert version is not None
-        return cls(version[1], asset("docker/requirements.txt").read_text(), requirements)
+        return cls(version[1], packaged("docker/requirements.txt").read_text(), requirements)
 
     def as_before(self, deployed: Sequence[str] | None) -> "Packages":
         """With the requirements of the version in use, where the user has named none now."""
@@ -198,7 +198,7 @@ class Packages:
         wheels = [] if platform.cuda else [w for one in here for w in Path(one).glob(pattern)]
         if wheels:
             return wheels[-1]
-        default = CPU_INDEX.search(asset("docker/install-torch").read_text())
+        default = CPU_INDEX.search(packaged("docker/install-torch").read_text())
         assert default is not None
         index = os.environ.get("TORCH_INDEX_URL") or default[1]
         source = [] if platform.cuda else ["--index-url", index]

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from lab.channel import Progress
 from lab.deploy.layout import Layout, Release
 from lab.deploy.packages import Packages
+from lab.deploy.requirements import Requirements
 from lab.deploy.tree import Tree, read_tree
 from lab.topology import Topology
-from lab.transport.base import Progress
-from lab.transport.requirements import Requirements
 
 SHORT_STEPS = ("connecting", "staged", "switched", "up to date", "checked", "failed")
 """Those that are over as soon as they are said, or that an error speaks of."""

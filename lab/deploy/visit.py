@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lab.channel import Channel
 from lab.deploy.layout import Layout
 from lab.deploy.program import program, start_line
 from lab.deploy.tree import Tree, in_words
 from lab.errors import LabError
 from lab.topology import Node
-from lab.transport.base import Channel
 
 Start = Callable[[Node, list[str]], Channel]
 """Starts a command on a host, in its home and with nothing of lab's around it."""

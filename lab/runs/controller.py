@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FrameType
 
 from lab import interrupts
+from lab.channel import Progress
 from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, LabError
 from lab.node.protocol import Message
 from lab.runs.attempt import Attempt, Interrupts
@@ -23,7 +24,7 @@ from lab.runs.nodes import node_jobs
 from lab.runs.stdin import Stdin
 from lab.runs.verdict import Failure, Kind, Verdict
 from lab.topology import Topology
-from lab.transport.base import Progress, Transport
+from lab.transport.base import Transport
 
 PORT_TRIES = 3
 """How often another port is picked where rank 0 finds the picked one taken after all."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from lab.channel import Progress
 from lab.errors import UsageError
 from lab.runs.controller import RunController
 from lab.runs.directory import RunDirectory
@@ -13,7 +14,6 @@ from lab.runs.stdin import Stdin
 from lab.runs.verdict import Verdict
 from lab.topology import Topology
 from lab.transport import transport_for
-from lab.transport.base import Progress
 
 
 def execute(

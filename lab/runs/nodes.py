@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
 
+from lab.channel import Channel
 from lab.errors import LabError
 from lab.node.protocol import Message, NodeJob, decode, encode
 from lab.runs.job import Job
 from lab.runs.verdict import signal_name
 from lab.topology import Node, Topology
-from lab.transport.base import Channel, Transport
+from lab.transport.base import Transport
 
 QUEUE_LIMIT = 64
 """Messages that may wait for the controller. A log message holds up to 64 KiB; while the controller

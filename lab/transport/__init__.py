@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from lab.deploy.requirements import Requirements
 from lab.errors import UsageError
 from lab.topology import Topology
-from lab.transport.base import Channel, Progress, Transport
-from lab.transport.requirements import Requirements
+from lab.transport.base import Transport
 
-__all__ = ["Channel", "Progress", "Transport", "transport_for"]
+__all__ = ["Transport", "transport_for"]
 
 
 def transport_for(

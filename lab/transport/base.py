@@ -4,42 +4,12 @@ The run controller speaks to nodes through a `Transport` and to the command it s
 through a `Channel`, and knows nothing else about where they are.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
+from lab.channel import Channel, Progress
 from lab.topology import Node, Topology
-
-StreamName = Literal["out", "err"]
-Progress = Callable[[str], None]
-"""Told one short line whenever a long step begins (`building the node image`)."""
-
-
-class Channel(Protocol):
-    """A command that runs on a node, seen through its three standard streams."""
-
-    def send(self, data: bytes) -> None:
-        """Write to the command's stdin; does nothing when the command has closed it."""
-
-    def close_stdin(self) -> None:
-        """End the command's stdin. An agent takes this as the order to end its ranks."""
-
-    def resize(self, rows: int, columns: int) -> None:
-        """Make the command's terminal so large, where it has one."""
-
-    def output(self) -> Iterator[tuple[StreamName, bytes]]:
-        """Chunks of stdout and stderr as they come, until both have ended."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """The command's exit status (128 + n where signal n ended it).
-
-        Raises:
-            TimeoutError: it still runs after `timeout` seconds.
-            LabError: it cannot be said, since the engine does not answer.
-        """
-
-    def close(self) -> None:
-        """Let go of the streams; on a node of this machine also end the command."""
 
 
 class Transport(Protocol):

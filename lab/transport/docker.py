@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab.channel import Progress
+from lab.deploy.requirements import Requirements
 from lab.errors import LabError
 from lab.topology import Node, Topology
-from lab.transport.base import Progress
 from lab.transport.container_config import container_config
 from lab.transport.containers import (
     ENTRYPOINT,
@@ -35,7 +36,6 @@ from lab.transport.labs import (
     without_interrupts,
     workdir_lock,
 )
-from lab.transport.requirements import Requirements
 
 if TYPE_CHECKING:
     from docker import DockerClient

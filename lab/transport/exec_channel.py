@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lab.channel import StreamName
 from lab.errors import LabError
-from lab.transport.base import StreamName
 from lab.transport.containers import ENTRYPOINT
 from lab.transport.engine import EngineStoppedError
 

@@ -7,13 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from lab.channel import Channel
 from lab.deploy.layout import Layout
 from lab.deploy.program import program, start_line
 from lab.deploy.visit import NOT_FOUND
 from lab.errors import LabError
 from lab.node.facts import CLOCK
 from lab.topology import Node
-from lab.transport.base import Channel, Transport
+from lab.transport.base import Transport
 
 PARALLEL = 64
 OLDEST_PYTHON = (3, 7)

@@ -9,10 +9,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lab.channel import Progress
 from lab.errors import LabError
 from lab.node.leftovers import Labelled, end, labelled
 from lab.topology import SLURM_LAB, SSH_LAB
-from lab.transport.base import Progress
 from lab.transport.containers import PYTHON
 from lab.transport.engine import EngineStoppedError, connect
 from lab.transport.exec_channel import DockerChannel

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import lab
+from lab.channel import Progress
+from lab.deploy.requirements import Requirements
 from lab.errors import UsageError
-from lab.transport.base import Progress
 from lab.transport.containers import LABEL
 from lab.transport.image_build import build_image
 from lab.transport.image_context import sources, staged_context
-from lab.transport.requirements import Requirements
 
 if TYPE_CHECKING:
     from docker import DockerClient

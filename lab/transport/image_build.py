@@ -7,11 +7,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lab.cache import cache_folder
+from lab.channel import Progress
+from lab.deploy.requirements import Requirements
 from lab.errors import LabError
-from lab.transport.base import Progress
-from lab.transport.cache import cache_folder
 from lab.transport.image_context import DOCKERFILE
-from lab.transport.requirements import Requirements
 
 _STEP = re.compile(r"#(\d+) \[ *(\d+/\d+)\] (.*)")
 _STEP_SPEAKS = re.compile(r"#(\d+) \d+\.\d+ ")

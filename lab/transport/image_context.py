@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import lab
-from lab.errors import LabError
-from lab.transport.requirements import Requirements
+from lab.deploy.requirements import Requirements
+from lab.packaged import packaged
 
 DOCKERFILE = "docker/node.Dockerfile"
 USER_REQUIREMENTS = "docker/user-requirements.txt"
@@ -33,24 +33,9 @@ _PIP_VARIABLES = {
 }
 
 
-def _asset_root() -> Path:
-    """Where `docker/` is: beside the package in a checkout, in the package in a wheel."""
-    package = Path(lab.__file__).parent
-    for root in (package.parent, package / "assets"):
-        if (root / DOCKERFILE).is_file():
-            return root
-    raise LabError(f"{DOCKERFILE} is not in this installation of lab: install it again")
-
-
-def asset(name: str) -> Path:
-    """One of the files that say what a node has, such as `docker/requirements.txt`."""
-    return _asset_root() / name
-
-
 def sources() -> dict[str, Path]:
     """All files of the build's context by their name in it."""
-    root = _asset_root()
-    files = {name: root / name for name in ASSETS}
+    files = {name: packaged(name) for name in ASSETS}
     package = Path(lab.__file__).parent
     for path in package.rglob("*"):
         inside = path.relative_to(package)
@@ -79,7 +64,7 @@ def staged_context(requirements: Requirements | None = None) -> Iterator[Path]:
 def fill_local(local: Path) -> None:
     """Put there what this machine hands to the build: see docker/local/README.md."""
     local.mkdir(parents=True, exist_ok=True)
-    given = _asset_root() / "docker/local"
+    given = packaged("docker/local")
     if given.is_dir() and given.resolve() != local.resolve():
         shutil.copytree(given, local, copy_function=_link, dirs_exist_ok=True)
     for folder in os.environ.get("PIP_FIND_LINKS", "").split():

@@ -14,11 +14,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from lab.channel import Progress, StreamName
+from lab.deploy.requirements import Requirements
 from lab.errors import UsageError
 from lab.node import leftovers
 from lab.topology import Node, Topology
-from lab.transport.base import Progress, StreamName
-from lab.transport.requirements import Requirements
 from lab.transport.venvs import Venv, ensure_venv
 
 CHUNK = 1 << 16

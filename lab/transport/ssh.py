@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from lab.channel import Progress
 from lab.deploy.layout import Layout, Release
 from lab.deploy.program import start_line
+from lab.deploy.requirements import Requirements
 from lab.errors import LabError, UsageError
 from lab.topology import Node, Topology
-from lab.transport.base import Progress
-from lab.transport.requirements import Requirements
 from lab.transport.ssh_bundle import KEEP, bundle
 from lab.transport.ssh_channel import SshChannel, remote_command
 from lab.transport.ssh_connection import SILENCE

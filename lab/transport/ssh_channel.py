@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from paramiko import Channel as ParamikoChannel
 from paramiko import SSHException
 
+from lab.channel import StreamName
 from lab.errors import LabError
-from lab.transport.base import StreamName
 from lab.transport.ssh_connection import SshConnection
 
 CHUNK = 1 << 16

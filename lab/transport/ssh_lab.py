@@ -3,8 +3,6 @@
 Containers with Debian, Python and an SSH server that runs as a plain user: no lab, no torch, no
 root, no password. The topology `ssh-lab` and everything that belongs to it lie in one folder: a key
 for this user, the keys of the hosts, and an ssh_config that names them.
-
-    python -m lab.transport.ssh_lab          bring it up; `lab down -t ssh-lab` removes it
 """
 
 import contextlib
@@ -12,7 +10,6 @@ import hashlib
 import platform
 import shutil
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -20,14 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lab.channel import Progress
 from lab.errors import LabError
+from lab.packaged import packaged
 from lab.topology import SSH_LAB, written_folder
-from lab.transport.base import Progress
 from lab.transport.container_config import archive_of
 from lab.transport.containers import LABEL
 from lab.transport.engine import api_errors, connect
 from lab.transport.image_build import build_image
-from lab.transport.image_context import asset
 from lab.transport.labs import find_labs, remove_lab, without_interrupts, workdir_lock
 from lab.transport.ssh_keys import KeyPair, write_private
 
@@ -147,7 +144,7 @@ class SshLab:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _image(self, release: str, progress: Progress) -> str:
-        text = asset(DOCKERFILE).read_text()
+        text = packaged(DOCKERFILE).read_text()
         tag = f"{REPOSITORY}:{release}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         if not self._client.images.list(name=tag):
             with tempfile.TemporaryDirectory(prefix="multinode-lab-") as name:
@@ -263,22 +260,3 @@ def _wait_for_server(name: str, port: int) -> None:
                 return
         time.sleep(0.1)
     raise LabError(f"the SSH server of {name} does not start: docker logs tells why")
-
-
-def main() -> None:
-    """Bring it up."""
-    from lab.cli.console import progress_line
-
-    try:
-        with progress_line() as progress:
-            SshLab().up(progress)
-    except LabError as error:
-        sys.exit(f"lab: error: {error}")
-    names = [f"{m.name} ({m.slots})" for m in MACHINES if m.slots is not None]
-    others = [m.name for m in MACHINES if m.slots is None]
-    print(f"lab: ssh-lab is up: {', '.join(names)}; {', '.join(others)} with another Python")
-    print("Next: lab deploy -t ssh-lab; lab run -t ssh-lab; lab down -t ssh-lab removes it")
-
-
-if __name__ == "__main__":
-    main()

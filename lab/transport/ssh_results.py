@@ -10,10 +10,10 @@ from errno import EEXIST
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from lab.channel import Channel
 from lab.deploy.program import program
 from lab.errors import LabError
 from lab.node.results import ARRIVED, END
-from lab.transport.base import Channel
 from lab.transport.ssh_channel import SshChannel
 
 LIMIT = 64 << 20

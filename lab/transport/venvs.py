@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from lab.cache import cache_folder
+from lab.channel import Progress
+from lab.deploy.requirements import Requirements
 from lab.errors import LabError
 from lab.node import processes
-from lab.transport.base import Progress
-from lab.transport.cache import cache_folder
-from lab.transport.requirements import Requirements
 
 _READY = "ready"
 _STEPS = ("Downloading ", "Building wheel", "Installing collected packages")

@@ -76,7 +76,7 @@ class Rehearsal(Lab):
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
     rehearsal = Rehearsal(tmp_path_factory.mktemp("rehearsal"))
-    module = [sys.executable, "-P", "-m", "lab.transport.ssh_lab"]
+    module = [sys.executable, "-P", "-m", "lab.cli.ssh_lab"]
     try:
         subprocess.run(module, check=True, timeout=600, env={**os.environ, **rehearsal.env})
         yield rehearsal

@@ -9,7 +9,7 @@ import lab
 from lab.errors import LabError
 from lab.transport import image, image_build, image_context
 from lab.transport.engine import connect
-from lab.transport.requirements import Requirements
+from lab.deploy.requirements import Requirements
 
 
 def test_the_context_is_all_that_the_dockerfile_copies(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_up_again_changes_nothing(machines: SshLab) -> None:
 
 def test_down_leaves_nothing(lab: Lab, tmp_path: Path) -> None:
     env = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    command = [sys.executable, "-P", "-m", "lab.transport.ssh_lab"]
+    command = [sys.executable, "-P", "-m", "lab.cli.ssh_lab"]
     made = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     (folder,) = (tmp_path / "state" / "multinode-lab").iterdir()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lab.errors import UsageError
-from lab.transport.requirements import Requirements
+from lab.deploy.requirements import Requirements
 
 
 def read(folder: Path, text: str, name: str = "wanted.txt") -> Requirements:
