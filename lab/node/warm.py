@@ -292,7 +292,7 @@ def _become_rank(bootstrap: Path) -> None:
     for name in [name for name in sys.modules if name == "lab" or name.startswith("lab.")]:
         del sys.modules[name]  # the script may have a `lab` of its own
     _renew_modules()
-    spec = importlib.util.spec_from_file_location("_lab_rank", bootstrap)
+    spec = importlib.util.spec_from_file_location("_lab_bootstrap", bootstrap)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

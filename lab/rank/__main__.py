@@ -3,13 +3,14 @@
 What the script finds (`__main__`, `sys.argv`, `sys.path`, the traceback it prints) is what it finds
 under `python SCRIPT`; pickling and multiprocessing work as they do there. The one addition: when
 the script raises, the agent is told at once through the descriptor LAB_EVENTS_FD, while the process
-may take seconds to end and its peers already blame their lost connections.
+may take seconds to end and its peers already blame their lost connections. And the probe answers
+whoever asks what the rank does (`probe.py`).
 """
 
 import atexit
 import contextlib
 import importlib.machinery
-import json
+import importlib.util
 import os
 import runpy
 import sys
@@ -18,34 +19,43 @@ import traceback
 import types
 import zipimport
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 OWN_FILES = {__file__, str(Path(__file__).with_name("call.py")), runpy.__file__, "<frozen runpy>"}
 
-STANDARD_LIBRARY = str(Path(os.__file__).parent)
-START_FOLDER = os.path.join(os.getcwd(), "")  # noqa: PTH109, PTH118 - with the slash at its end
-"""What is below it is told of without it."""
+START_FOLDER = os.getcwd()  # noqa: PTH109 - as the interpreter has it
 CHAIN_LIMIT = 10
 """How many exceptions of a chain the agent is told of."""
 
 
-def _take_events_fd() -> int | None:
-    """The descriptor to the agent, kept from the script and from what the script starts."""
-    fd = os.environ.pop("LAB_EVENTS_FD", None)
-    if fd is None:
-        return None
-    os.set_inheritable(int(fd), False)
-    return int(fd)
+def _find_own_modules() -> None:
+    """Make this folder the package `_lab_rank`, since the script may have a `lab` of its own."""
+    folder = Path(__file__).parent
+    spec = importlib.util.spec_from_file_location(
+        "_lab_rank", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None
+    sys.modules["_lab_rank"] = importlib.util.module_from_spec(spec)
 
 
-def _report_exception(fd: int, error: BaseException, trace: types.TracebackType | None) -> None:
+if TYPE_CHECKING:
+    from lab.rank.events import Events
+    from lab.rank.frames import is_users, shown
+else:
+    _find_own_modules()
+    from _lab_rank.events import Events
+    from _lab_rank.frames import is_users, shown
+
+
+def _report_exception(
+    events: Events, error: BaseException, trace: types.TracebackType | None
+) -> None:
     frames = traceback.extract_tb(trace)
     where = frames[-1] if frames else None
-    own = [frame for frame in frames if _is_users(frame.filename)]
+    own = [frame for frame in frames if is_users(frame.filename)]
     users = own[-1] if own else where
-    file = None if users is None else users.filename.removeprefix(START_FOLDER)
-    _report(
-        fd,
+    file = None if users is None else shown(users.filename, START_FOLDER)
+    events.send(
         type="exception",
         kind=type(error).__name__,
         message=_text(error)[:10_000],
@@ -54,11 +64,6 @@ def _report_exception(fd: int, error: BaseException, trace: types.TracebackType 
         traceback="".join(traceback.format_exception(type(error), error, trace))[-20_000:],
         chain=_chain(error),
     )
-
-
-def _report(fd: int, **message: object) -> None:
-    with contextlib.suppress(OSError):  # the agent has gone; stderr still has the exception
-        os.write(fd, json.dumps(message).encode() + b"\n")
 
 
 def _text(error: BaseException) -> str:
@@ -78,12 +83,6 @@ def _chain(error: BaseException) -> list[dict[str, str]]:
         # `raise ... from None` has neither.
         link = link.__cause__ if link.__suppress_context__ else link.__context__
     return [{"kind": type(one).__name__, "message": _text(one)[:1_000]} for one in chain.values()]
-
-
-def _is_users(filename: str) -> bool:
-    """Whether a frame is the user's own code rather than a library's."""
-    parts = Path(filename).parts
-    return "site-packages" not in parts and not filename.startswith((STANDARD_LIBRARY, "<"))
 
 
 def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
@@ -139,7 +138,7 @@ def _has_main(path: str) -> bool:
     return True
 
 
-def _run_module(name: str, events: int | None) -> None:
+def _run_module(name: str, events: Events | None) -> None:
     """As `python -m NAME`: this is what the interpreter itself calls for it."""
     _new_main()
     no_module = runpy._Error  # type: ignore[attr-defined]  # the interpreter's own way has no other
@@ -152,7 +151,7 @@ def _run_module(name: str, events: int | None) -> None:
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # no public way runs as __main__
 
 
-def _run(arguments: list[str], events: int | None) -> int:
+def _run(arguments: list[str], events: Events | None) -> int:
     """Run what the command line names; the exit code that Python would end with."""
     sys.orig_argv = [sys.executable, "-u", *arguments]
     if not sys.flags.safe_path:
@@ -170,7 +169,7 @@ def _run(arguments: list[str], events: int | None) -> int:
             return 0
         chain = _chain(end)
         if events is not None and len(chain) > 1:
-            _report(events, type="context", chain=chain)
+            events.send(type="context", chain=chain)
         if isinstance(end.code, int):
             return end.code
         print(end.code, file=sys.stderr)
@@ -203,7 +202,7 @@ def _end_before_torch_does(code: int) -> NoReturn:
 
 def main() -> None:
     """Run what the command line names; end as Python would end."""
-    code = _run(sys.argv[1:], _take_events_fd())
+    code = _run(sys.argv[1:], Events.from_environment())
     if "torch.distributed" in sys.modules:
         _end_before_torch_does(code)
     sys.exit(code)
