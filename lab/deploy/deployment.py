@@ -8,7 +8,7 @@ import fcntl
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -16,7 +16,7 @@ from lab.cache import cache_folder
 from lab.deploy.layout import Layout, Release
 from lab.deploy.packages import Environment, Platform
 from lab.deploy.plan import Outcome, Plan, Watcher
-from lab.deploy.visit import Message, Start, Visit, hello, stage
+from lab.deploy.visit import BEAT, Message, Start, Visit, hello, stage
 from lab.errors import LabError
 from lab.topology import Node
 
@@ -91,9 +91,19 @@ class _Deployment:
         self._packages = plan.packages
         self._outcome = Outcome(plan.tree.content)
         self._lock = threading.Lock()
+        self._waiting: list[Visit] = []  # for our decision, and holding their project until then
+        self._over = threading.Event()
+        threading.Thread(target=self._keep_waiting, daemon=True).start()
+
+    def _keep_waiting(self) -> None:
+        """Tell hosts that are ready that we are still there, while others are not ready yet."""
+        while not self._over.wait(BEAT):
+            for visit in self._waiting[:]:
+                visit.send("alive")
 
     def close(self) -> None:
         """End all visits."""
+        self._over.set()
         with ThreadPoolExecutor(PARALLEL) as pool:
             list(pool.map(Visit.close, self._visits.values()))
 
@@ -108,11 +118,7 @@ class _Deployment:
         leaders = list(sharing)
         self._fetch(leaders)
         self._each(leaders, self._stage)
-        self._each(leaders, self._switch)
-        for leader, followers in sharing.items():
-            for node in followers:  # they see the leader's folder
-                self._outcome.changed.append(node.name)
-                self._settle(node, self._outcome.releases[leader.name].folder, "switched")
+        self._switch_all(sharing, "switched")
         return self._outcome
 
     def check(self) -> Outcome:
@@ -135,21 +141,24 @@ class _Deployment:
     def roll_back(self) -> Outcome:
         """See the function."""
         self._look()
-        nodes = self._plan.topology.nodes
-        before = {n.name: self._visits[n.name].ask("back", "before", content=None) for n in nodes}
-        contents = {answer["content"] for answer in before.values()}
-        if None in contents:
-            names = [name for name, answer in before.items() if answer["content"] is None]
-            raise LabError(f"{', '.join(names)}: there is no version before the one in use")
-        if len(contents) != 1:
+        sharing = self._same_folder(self._plan.topology.nodes)
+        contents: dict[str, str | None] = {}
+
+        def ask(node: Node) -> None:
+            visit = self._visits[node.name]
+            contents[node.name] = visit.ask("back", "before")["content"]
+            self._waiting.append(visit)
+
+        self._each(list(sharing), ask)
+        none = [node.name for node in sharing if contents[node.name] is None]
+        if none:
+            raise LabError(f"{', '.join(none)}: there is no version before the one in use")
+        if len(set(contents.values())) != 1:
             raise LabError(
                 "the hosts have different versions before this one: deploy what you want"
             )
-        self._outcome.content = contents.pop()
-        for node in nodes:
-            answer = self._visits[node.name].ask("back", "before", content=self._outcome.content)
-            self._outcome.changed.append(node.name)
-            self._settle(node, answer["release"], "rolled back")
+        self._outcome.content = next(filter(None, contents.values()))
+        self._switch_all(sharing, "rolled back")
         return self._outcome
 
     # Steps
@@ -198,7 +207,7 @@ class _Deployment:
             and current["intact"]
         )
 
-    def _same_folder(self, nodes: list[Node]) -> dict[Node, list[Node]]:
+    def _same_folder(self, nodes: Sequence[Node]) -> dict[Node, list[Node]]:
         """Hosts with a home that they share: the first of each, and the others."""
         by_identity: dict[str, list[Node]] = defaultdict(list)
         for node in nodes:
@@ -229,22 +238,29 @@ class _Deployment:
         files = f"sending {len(wanted)} file{'s' * (len(wanted) != 1)}"
         sent += visit.send_files(wanted, tree.sources, files)
         visit.expect("staged")
+        self._waiting.append(visit)
         self._watcher.step(node.name, "staged", sent, sent)
         with self._lock:
             self._outcome.sent += sent
 
-    def _switch(self, node: Node) -> None:
-        answer = self._visits[node.name].ask("switch", "switched")
-        with self._lock:
-            self._outcome.changed.append(node.name)
-        self._settle(node, answer["release"], "switched")
+    def _switch_all(self, sharing: dict[Node, list[Node]], words: str) -> None:
+        """Have all hosts use what they have staged."""
+
+        def switch(leader: Node) -> None:
+            release = self._visits[leader.name].ask("switch", "switched")["release"]
+            for node in (leader, *sharing[leader]):  # who shares its folder has it too
+                with self._lock:
+                    self._outcome.changed.append(node.name)
+                self._settle(node, release, words)
+
+        self._each(list(sharing), switch)
 
     def _settle(self, node: Node, release: str, words: str) -> None:
         with self._lock:
             self._outcome.releases[node.name] = Release(release)
         self._watcher.step(node.name, words, 0, 0)
 
-    def _each(self, nodes: "list[Node] | tuple[Node, ...]", do: Callable[[Node], None]) -> None:
+    def _each(self, nodes: Sequence[Node], do: Callable[[Node], None]) -> None:
         """Do something for several hosts side by side.
 
         Raises:

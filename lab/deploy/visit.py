@@ -21,6 +21,10 @@ OLDEST_PYTHON = (3, 11)
 NOT_FOUND = 127
 """What a shell ends with where there is no such command."""
 CHUNK = 1 << 18
+SILENCE = 60
+"""Seconds without a word after which a host takes us for gone while it waits for our decision."""
+BEAT = 15
+"""Seconds between two such words."""
 MODULES = [
     f"lab.deploy.host.{name}" for name in ("wire", "files", "releases", "environments", "session")
 ]
@@ -29,7 +33,7 @@ Message = dict[str, Any]
 
 def hello(layout: Layout) -> Message:
     """Asks what a host is and has."""
-    return {"workdir": layout.workdir, "project": layout.project}
+    return {"workdir": layout.workdir, "project": layout.project, "silence": SILENCE}
 
 
 def stage(tree: Tree, environment: Message, entries: list[Any]) -> Message:

@@ -2,6 +2,7 @@
 
 import ast
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from lab.deploy.layout import Layout
-from lab.deploy.visit import MODULES
+from lab.deploy.program import program
+from lab.deploy.visit import MODULES, OLDEST_PYTHON, Visit, hello
 from lab.errors import LabError
 from lab.topology import Node
 from lab.transport.local import LocalChannel
@@ -203,6 +205,36 @@ def test_rolling_back_and_forth(hosts: Hosts) -> None:
     assert hosts.code() == {"a": "1"}
 
 
+def test_a_rollback_that_one_host_cannot_do_leaves_all_as_they_are(
+    tmp_path: Path, environments: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    hosts = LosesConnection(tmp_path, environments)
+    for version in "12":
+        hosts.write(a=version)
+        hosts.deploy()
+    greeting = json.dumps({"type": "hello", **hello(hosts.plan().layout)}).encode() + b"\n"
+    hosts.limit = len(program(MODULES, OLDEST_PYTHON)) + len(greeting) + 1  # then it breaks
+
+    with pytest.raises(LabError, match=r"^node1: "):
+        hosts.roll_back()
+    assert [hosts.code(node) for node in ("node0", "node1")] == [{"a": "2"}, {"a": "2"}]
+
+
+def test_hosts_that_share_a_home_go_back_by_one_version(
+    tmp_path: Path, environments: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = sharing_a_home(tmp_path, environments, monkeypatch)
+    for version in "123":
+        hosts.write(a=version)
+        hosts.deploy()
+
+    outcome = hosts.roll_back()
+
+    assert hosts.code() == {"a": "2"}
+    assert sorted(outcome.changed) == ["node0", "node1"]
+
+
 def test_hosts_with_different_versions_before_are_not_rolled_back(hosts: Hosts) -> None:
     for version in "12":
         hosts.write(a=version)
@@ -327,9 +359,7 @@ def test_what_somebody_broke_is_repaired(hosts: Hosts, break_it: str) -> None:
     assert hosts.code() == {"a": "1"}
 
 
-def test_two_hosts_that_share_a_home_are_served_once(
-    tmp_path: Path, environments: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def sharing_a_home(tmp_path: Path, environments: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     hosts = Hosts(tmp_path, environments)
     shared = hosts.home("node1")
@@ -337,6 +367,13 @@ def test_two_hosts_that_share_a_home_are_served_once(
     (shared / "lab").rmdir()
     shared.rmdir()
     shared.symlink_to(hosts.home("node0"))
+    return hosts
+
+
+def test_two_hosts_that_share_a_home_are_served_once(
+    tmp_path: Path, environments: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = sharing_a_home(tmp_path, environments, monkeypatch)
     hosts.write(a="1")
 
     outcome = hosts.deploy()
@@ -345,6 +382,58 @@ def test_two_hosts_that_share_a_home_are_served_once(
     assert sorted(outcome.changed) == ["node0", "node1"]
     assert hosts.deploy().changed == []
     assert hosts.code("node1") == {"a": "1"}
+
+
+def test_a_controller_that_says_nothing_any_more_does_not_keep_the_host(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in "12":
+        hosts.write(a=version)
+        hosts.deploy()
+    monkeypatch.setattr("lab.deploy.visit.SILENCE", 1)
+    node = hosts.topology.nodes[0]
+    visit = Visit(node, hosts.start, sys.executable, lambda *_: None)
+    visit.ask("hello", "host", **hello(hosts.plan().layout))
+    visit.ask("back", "before")  # and then its power fails
+
+    hosts.write(a="3")
+    hosts.deploy()
+    assert hosts.code() == {"a": "3"}
+    visit.cut()
+
+
+class Slow(Hosts):
+    """node1 takes what is to be staged only when node0 has heard that it is still to come."""
+
+    def __init__(self, folder: Path, environments: Path) -> None:
+        super().__init__(folder, environments)
+        self.told = threading.Event()
+
+    def start(self, node: Node, argv: list[str]) -> LocalChannel:
+        channel = super().start(node, argv)
+        whole = channel.send
+
+        def send(data: bytes) -> None:
+            if b'"alive"' in data and node.name == "node0":
+                self.told.set()
+            if b'"stage"' in data and node.name == "node1":
+                assert self.told.wait(60)
+            whole(data)
+
+        channel.send = send  # type: ignore[method-assign]
+        return channel
+
+
+def test_a_host_that_is_ready_hears_of_its_controller_while_others_are_not(
+    tmp_path: Path, environments: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("lab.deploy.deployment.BEAT", 0.05)
+    hosts = Slow(tmp_path, environments)
+    hosts.write(a="1")
+    hosts.deploy()
+    assert hosts.told.is_set()
+    assert [hosts.code(node) for node in ("node0", "node1")] == [{"a": "1"}, {"a": "1"}]
 
 
 def test_two_deployments_of_one_folder_come_one_after_the_other(hosts: Hosts) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lab.deploy.packages import Packages, Platform
-from lab.errors import LabError
 from lab.deploy.requirements import Requirements
+from lab.errors import LabError
 
 HOST = Platform(python="3.12", machine="x86_64", glibc="2.36", cuda=False, torch=None)
 TAGS = {

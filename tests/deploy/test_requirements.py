@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.errors import UsageError
 from lab.deploy.requirements import Requirements
+from lab.errors import UsageError
 
 
 def read(folder: Path, text: str, name: str = "wanted.txt") -> Requirements:

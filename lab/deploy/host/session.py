@@ -1,19 +1,22 @@
 """The program on a host: it answers the controller's messages until its stdin ends.
 
 =========  =====================================================================================
-hello      what this host is and has: answered by `host`
+hello      what this host is and has: answered by `host`; `silence`: seconds without a word after
+           which a controller counts as gone that has others wait for its decision
 stage      `content`, `environment` (`key`, `wheels`, `own`) and `entries` of a version: answered
            by `want` with the hashes of `packages`, if need be, and of `files`, whose bytes are
            then awaited, and by `staged`; nothing is in use yet
+back       have the version before the one in use staged; answered by `before` with its `content`,
+           which is none where there is none
 switch     use what was staged; answered by `switched`
-back       `content`: use the version before the one in use, if that is its content, or only say
-           its content (`content` is none); answered by `before`
+alive      nothing: the decision is still to come
 =========  =====================================================================================
 
 In between come `step` (words). An `error` has `kind` and `reason`, and is the last that comes.
 """
 
 import errno
+import fcntl
 import os
 import platform
 import shutil
@@ -48,7 +51,7 @@ class Session:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._project: Project
-        self._staged: Path | None = None
+        self._silence = 0
 
     def serve(self) -> None:
         """Answer until there are no more messages."""
@@ -57,6 +60,7 @@ class Session:
 
     def _on_hello(self, message: dict[str, Any]) -> None:
         self._project = Project(message["workdir"], message["project"])
+        self._silence = message["silence"]
         identity = self._project.make()
         envs = self._project.workdir / "envs"
         self._wire.send(
@@ -99,16 +103,25 @@ class Session:
         assert not left
         (release / "venv").symlink_to(os.path.relpath(environment, release))
         project.finish(release, message["content"], wanted, entries)
-        self._staged = release
         self._wire.send("staged")
-        # Held until the controller has decided, so that nobody begins in between.
-        answer = self._wire.receive()
-        if answer is not None and answer["type"] == "switch":
+        if self._is_decided():
             project.switch(release)
             remove_unused(project.workdir)
             self._wire.send("switched", release=str(release))
         else:
             shutil.rmtree(release)
+
+    def _is_decided(self) -> bool:
+        """Whether the controller wants what was staged, when it has heard of all other hosts.
+
+        The project is held until then, so that nobody begins in between.
+        """
+        while (answer := self._wire.receive(self._silence)) and answer["type"] == "alive":
+            pass
+        return answer is not None and answer["type"] == "switch"
+
+    def _on_alive(self, message: dict[str, Any]) -> None:
+        pass  # it came after the decision
 
     def _say(self, words: str) -> None:
         self._wire.send("step", words=words[:STEP_WIDTH])
@@ -126,6 +139,11 @@ class Session:
     def _install(self, environment: Path, wanted: dict[str, Any]) -> None:
         store = self._project.workdir / "wheels"
         store.mkdir(mode=0o700, exist_ok=True)
+        with (store / "lock").open("w") as lock:  # other projects keep theirs there, too
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._install_from(store, environment, wanted)
+
+    def _install_from(self, store: Path, environment: Path, wanted: dict[str, Any]) -> None:
         wheels: list[Entry] = wanted["wheels"]
         missing = [wheel for wheel in wheels if not (store / wheel["hash"]).exists()]
         self._receive("packages", missing, store)
@@ -159,15 +177,16 @@ class Session:
             except ValueError as error:
                 raise RefusalError("changed", blob.get("path") or blob["name"]) from error
 
-    def _on_back(self, message: dict[str, Any]) -> None:
+    def _on_back(self, _message: dict[str, Any]) -> None:
         project = self._project
         with project.lock(wait=True):
             current = project.current
             before = None if current is None else project.before(current)
             content = None if before is None else project.read(before)["content"]
-            if before is not None and content == message["content"]:
+            self._wire.send("before", content=content)
+            if before is not None and self._is_decided():
                 project.roll_back(before)
-            self._wire.send("before", content=content, release=before and str(before))
+                self._wire.send("switched", release=str(before))
 
 
 def _torch() -> str | None:

@@ -1,6 +1,7 @@
 """Messages between a controller and the program on a host: JSON lines, and bytes in between."""
 
 import json
+import signal
 from typing import Any, BinaryIO
 
 CHUNK = 1 << 18
@@ -13,9 +14,16 @@ class Wire:
         self._incoming = incoming
         self._outgoing = outgoing
 
-    def receive(self) -> dict[str, Any] | None:
-        """The next message; None: the controller has gone, or has let go."""
+    def receive(self, patience: int = 0) -> dict[str, Any] | None:
+        """The next message; None: the controller has gone, or has let go.
+
+        Args:
+            patience: seconds to wait for it, after which this process ends: a machine that has lost
+                its power or its network says no word. 0: for ever.
+        """
+        signal.alarm(patience)
         line = self._incoming.readline()
+        signal.alarm(0)
         if not line.endswith(b"\n"):
             return None
         message: dict[str, Any] = json.loads(line)
