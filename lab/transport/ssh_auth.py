@@ -3,6 +3,7 @@
 Keys come in the order of OpenSSH (sshconnect2.c, pubkey_prepare): the agent's first, then files.
 """
 
+import base64
 import contextlib
 import sys
 import threading
@@ -55,20 +56,22 @@ class SshAuth(AuthStrategy):
             yield Password(self._username, self._ask)
 
     def _key_sources(self) -> Iterator[AuthSource]:
+        """Files are read when their turn comes: one whose key the agent has needs no passphrase."""
         files = [*self._chosen, *self._configured]
-        in_files = {path: key for path in files if (key := read_key(path)) is not None}
+        offered: set[bytes] = set()
         agent = Agent()
         try:
+            wanted = {public for path in files if (public := public_half(path)) is not None}
             for key in agent.get_keys():
-                known = any(key.get_fingerprint() == k.get_fingerprint() for k in in_files.values())
-                if known or not self._only_files:
+                if key.asbytes() in wanted or not self._only_files:
+                    offered.add(key.asbytes())
                     yield InMemoryPrivateKey(self._username, key)
-            if not files:
-                folder = Path.home() / ".ssh"
-                paths = [folder / name for name in DEFAULT_KEYS]
-                in_files = {path: key for path in paths if (key := read_key(path)) is not None}
-            for path, key in in_files.items():
-                yield OnDiskPrivateKey(self._username, "ssh-config", path, key)
+            for path in files or [Path.home() / ".ssh" / name for name in DEFAULT_KEYS]:
+                if public_half(path) in offered:
+                    continue
+                own = read_key(path)
+                if own is not None and own.asbytes() not in offered:
+                    yield OnDiskPrivateKey(self._username, "ssh-config", path, own)
         finally:
             agent.close()
 
@@ -85,6 +88,15 @@ class SshAuth(AuthStrategy):
         host = self._transport.getpeername()[0]
         with _terminal:
             return getpass(f"password of {self._username} on {host}: ")
+
+
+def public_half(path: Path) -> bytes | None:
+    """The public key that stands beside a private one, as the wire has it; None: none does."""
+    try:
+        _, blob, *_ = Path(f"{path}.pub").read_text().split()
+        return base64.b64decode(blob, validate=True)
+    except (OSError, ValueError):
+        return None
 
 
 def read_key(path: Path) -> PKey | None:

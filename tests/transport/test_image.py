@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import lab
+from lab.deploy.requirements import Requirements
 from lab.errors import LabError
 from lab.transport import image, image_build, image_context
 from lab.transport.engine import connect
-from lab.deploy.requirements import Requirements
 
 
 def test_the_context_is_all_that_the_dockerfile_copies(tmp_path: Path) -> None:
