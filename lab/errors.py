@@ -2,6 +2,8 @@
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+EXIT_AUDIT = 66
+"""All ranks ended well, but the audit found errors."""
 EXIT_TIMEOUT = 124
 """As timeout(1) has it."""
 EXIT_INTERRUPTED = 130

@@ -3,16 +3,21 @@
 from collections.abc import Sequence
 
 from lab.node.protocol import Message
+from lab.runs.audit import Auditing
 from lab.runs.directory import RunDirectory, RunFiles
 from lab.runs.last_lines import LastLines
 from lab.runs.listener import Listener
+from lab.topology import Topology
 
 
 class Heard:
     """Of one job, from its beginning."""
 
-    def __init__(self, directory: RunDirectory, listeners: Sequence[Listener]) -> None:
+    def __init__(
+        self, directory: RunDirectory, topology: Topology, listeners: Sequence[Listener]
+    ) -> None:
         self.last_lines = LastLines()
+        self.auditing = Auditing(topology, self._tell)
         self._directory = directory
         self._listeners = listeners
         (directory.path / "events.jsonl").unlink(missing_ok=True)  # read from the start each time
@@ -34,9 +39,13 @@ class Heard:
             self._restart = message["restart"]
             run = {"type": "run", "id": self._directory.id, "master": None}
             self._tell(run | {"restart": self._restart})
-        self._tell(message)
+        if message["type"] == "audit":  # many, and of interest to the judges only
+            self.auditing.event(message)
+        else:
+            self._tell(message)
 
     def _tell(self, message: Message) -> None:
+        self.auditing.event(message)
         self._files.event(message)
         for listener in self._listeners:
             listener.event(message)

@@ -27,7 +27,6 @@ from lab.runs.directory import RunDirectory, explained
 from lab.runs.files import write_atomically, write_json
 from lab.runs.hints import hint_for
 from lab.runs.job import Job
-from lab.runs.last_lines import LastLines
 from lab.runs.listener import Listener
 from lab.runs.verdict import Verdict
 from lab.topology import Topology, load_topology
@@ -76,7 +75,7 @@ class BatchRun:
             with explained(path):
                 write_atomically(path / SCRIPT, script)
                 write_json(path / NODES, _nodes(topology))
-                _write_environment(path / ENVIRONMENT, job.env)
+                _write_environment(path / ENVIRONMENT, job.variables)
                 link_code(path)
                 if prepare is not None:
                     prepare(path)
@@ -137,7 +136,7 @@ class BatchRun:
         """
         if self._following is None:
             record = Record(self.directory.path, self.topology)
-            self._following = record, Heard(self.directory, listeners)
+            self._following = record, Heard(self.directory, self.topology, listeners)
         record, heard = self._following
         while True:
             code = _ended(self.directory)
@@ -148,8 +147,9 @@ class BatchRun:
             if not state.active:
                 break
             time.sleep(POLL)
+        verdict = self._settle(record, state, code, heard)
         heard.close()
-        return self._settle(record, state, code, heard.last_lines)
+        return verdict
 
     def _patient_state(self) -> JobState:
         """As `state`, of a Slurm that does not answer for a while: its controller restarts, say."""
@@ -165,9 +165,7 @@ class BatchRun:
         """Whether the job script has gone to its end, for which Slurm need not be asked."""
         return _ended(self.directory) is not None
 
-    def _settle(
-        self, record: Record, state: JobState, code: int | None, last_lines: LastLines
-    ) -> Verdict:
+    def _settle(self, record: Record, state: JobState, code: int | None, heard: Heard) -> Verdict:
         """Write down how the job ended."""
         try:
             said = (self.directory.path / OUTPUT).read_text(errors="replace").split("\n")
@@ -176,12 +174,13 @@ class BatchRun:
         words = next((line.strip() for line in reversed(said) if line.strip()), "")
         verdict = judge(Told(self.topology, record.events, state, code, words))
         if verdict.first is not None:
-            last = last_lines.of(verdict.first.rank)
+            last = heard.last_lines.of(verdict.first.rank)
             verdict = replace(
                 verdict,
                 first=replace(verdict.first, last_lines=last),
                 hint=hint_for(verdict.first, self._job),
             )
+        verdict = heard.auditing.close(verdict)
         self.directory.finish(verdict)
         return verdict
 

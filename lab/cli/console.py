@@ -94,6 +94,11 @@ class RunConsole:
             size = f" with {message['size']}" if "size" in message else ""
             text = f"{message['because']}: beginning again{size}"
             say(f"lab: {text}")
+        if message["type"] == "finding":
+            from lab.cli.findings import print_finding
+            from lab.diagnose.finding import Finding
+
+            print_finding(Finding.from_json(message["finding"]), sys.stderr)
         if message["type"] == "lost":
             text = f"{message['node']} is lost ({message['message']}); the others go on without it"
             say(f"lab: {text}")

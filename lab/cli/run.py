@@ -167,6 +167,13 @@ def run(
             "--no-deploy", help="On ssh: refuse where the code on the hosts is not what is here."
         ),
     ] = False,
+    audit: Annotated[
+        bool,
+        typer.Option(
+            "--audit",
+            help="Watch what the ranks compute and say what is silently wrong with the training.",
+        ),
+    ] = False,
     rank: RankOption = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show only the verdict.")] = False,
     detach: Annotated[
@@ -209,6 +216,7 @@ def run(
         engine=engine,
         min_nodes=min_nodes,
         collect=collect or (),
+        audit=audit,
     )
     if not quiet:
         _warn_of_crowd(loaded)

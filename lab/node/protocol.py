@@ -25,6 +25,8 @@ exception  ``rank``, ``kind``, ``message``, ``file``, ``line``, ``traceback``, `
            script raised; sent at once, while the process may take its time to end
 context    ``rank``, ``chain``: the rank ends with a code that is not 0, which it chose while it
            handled an exception; ``exit`` follows
+audit      ``rank``, ``record``: a fact for the judges of `lab.diagnose.audit`; ``check`` in it says
+           for which, ``step`` at which optimizer step
 stdin      ``rank``, ``size``: rank 0 waits for input, of about so many bytes; the controller
            answers with ``stdin``, and what the rank wrote before came before
 exit       ``rank``, ``code`` (as a shell says it: 128 + n for signal n), ``signal`` (n or null),
@@ -50,6 +52,7 @@ Message = dict[str, Any]
 FROM_RANKS = {
     "exception": ("kind", "message", "file", "line", "traceback", "chain"),
     "context": ("chain",),
+    "audit": ("record",),
 }
 """What a rank's bootstrap itself may tell its agent, by type; the agent adds the rest."""
 STOP_GRACE = 5.0

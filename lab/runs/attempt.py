@@ -213,6 +213,8 @@ class Attempt:
             self._listener.log(message["node"], message["rank"], message["stream"], message["data"])
         elif message["type"] == "stdin":
             self._on_stdin(link, message)
+        elif message["type"] == "audit":
+            self._listener.event(message)
         else:
             self._listener.event(message)
             handler: Callable[[AgentLink, Message], None]

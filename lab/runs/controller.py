@@ -12,6 +12,7 @@ from lab.channel import Progress
 from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, LabError
 from lab.node.protocol import Message
 from lab.runs.attempt import Attempt, Interrupts
+from lab.runs.audit import Auditing
 from lab.runs.claim import Claim
 from lab.runs.deadline import Deadline
 from lab.runs.directory import RunDirectory, RunFiles, explained
@@ -75,6 +76,7 @@ class RunController:
         self._files = RunFiles(self.directory)
         self._interrupts = Interrupts()
         self._last_lines = LastLines()
+        self._auditing = Auditing(topology, self.event)
         self._began = False  # ranks have been told to start
 
     def up(self, progress: Progress, prepare: Callable[[Path], None] | None = None) -> None:
@@ -116,6 +118,7 @@ class RunController:
                 hint = hint_for(verdict.first, self.job) or verdict.hint
                 first = replace(verdict.first, last_lines=self._last_lines.of(verdict.first.rank))
                 verdict = replace(verdict, first=first, hint=hint)
+            verdict = self._auditing.close(verdict)
             self._finish(verdict)
             if verdict.kind == "interrupted":
                 self.transport.release()
@@ -206,6 +209,9 @@ class RunController:
     def event(self, message: Message) -> None:
         """See `Listener`."""
         self._began = self._began or message["type"] == "run"
+        self._auditing.event(message)
+        if message["type"] == "audit":
+            return  # many, and of interest to the judges only
         self._files.event(message)
         if message["type"] == "restart":
             self._last_lines.clear()

@@ -44,6 +44,8 @@ class Job(BaseModel):
     """What starts the ranks on a node: its agent, or PyTorch's own, torchrun."""
     min_nodes: int | None = None
     """Of torchrun: how many nodes are enough to go on without the others; None: all, always."""
+    audit: bool = False
+    """Whether ranks note what they do, for the judges of `lab.diagnose.audit` to compare."""
 
     @field_validator("cwd")
     @classmethod
@@ -54,6 +56,11 @@ class Job(BaseModel):
     @classmethod
     def _seen_from_cwd(cls, start: Path | None, info: ValidationInfo) -> Path | None:
         return None if start is None else (info.data["cwd"] / start).resolve()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What its ranks find on top of the topology's variables."""
+        return {**self.env, **({"LAB_AUDIT": "1"} if self.audit else {})}
 
     @property
     def start_folder(self) -> Path:
@@ -80,6 +87,7 @@ class Job(BaseModel):
         engine: str = "spawn",
         min_nodes: int | None = None,
         collect: Sequence[str] = (),
+        audit: bool = False,
     ) -> "Job":
         """The job that the command line names, else the topology's own.
 
@@ -115,6 +123,7 @@ class Job(BaseModel):
             engine=cast("Engine", engine),
             min_nodes=min_nodes,
             collect=tuple(collect),
+            audit=audit,
         )
         job.check(topology)
         return job
@@ -133,6 +142,8 @@ class Job(BaseModel):
                     f"--collect {pattern}: write it as seen from where the ranks start, without .."
                 )
         check_variables(self.env)
+        if self.audit and not self.python:
+            raise UsageError("--audit looks into Python scripts; leave --no-python out")
         name, folder = self.command[0], self.start_folder
         if not name:
             raise UsageError("the script's name is empty; name a file, or -m and a module")

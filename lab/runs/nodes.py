@@ -78,7 +78,7 @@ def node_jobs(
                 world_size=topology.world_size,
                 command=job.command,
                 cwd=transport.place(node, job.start_folder),
-                env={**transport.default_env(node), **topology.env, **job.env},
+                env={**transport.default_env(node), **topology.env, **job.variables},
                 port=(topology.master.port or 0) if node_rank == 0 else None,
                 warm=transport.keeps_warm and _can_fork(job),
                 python=job.python,

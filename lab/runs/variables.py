@@ -22,7 +22,7 @@ CONTRACT = frozenset(
         run_id="",
         run_dir="",
     )
-) | {"LAB_EVENTS_FD"}
+) | {"LAB_EVENTS_FD", "LAB_AUDIT"}
 """What every rank is told about its place. Only lab can know it, so nobody else may set it."""
 _SECRET_WORDS = frozenset(
     ("APIKEY", "AUTH", "CREDENTIAL", "CREDENTIALS", "KEY", "KEYS", "PASSWD", "PASSWORD", "SECRET")

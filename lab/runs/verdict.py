@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from signal import Signals
 from typing import Any, Literal
 
+from lab.diagnose.finding import Finding
 from lab.node.protocol import Message
 from lab.node.victims import consequence
 from lab.node.words import shortened
@@ -25,6 +26,7 @@ Kind = Literal[
     "not-started",  # the nodes did not come up
     "lab-error",  # lab itself could not go on: the disk of the run directory is full
     "timeout",  # not done within --timeout
+    "audit",  # all ranks ended well, but the audit found errors
     "interrupted",  # Ctrl-C, or another signal to lab itself
 ]
 
@@ -110,6 +112,8 @@ class Verdict:
     """Ranks that lab ended because of it."""
     hint: str | None = None
     """What to do about it, where that is known."""
+    findings: tuple[Finding, ...] = ()
+    """Of the audit (`lab run --audit`)."""
     silent: tuple[str, ...] = ()
     """Nodes that did not answer when they were told to end their ranks."""
     lost_nodes: tuple[str, ...] = ()

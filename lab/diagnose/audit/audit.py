@@ -1,0 +1,66 @@
+"""All judges of a run at once: records go in, findings come out, each once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from lab.diagnose.audit.start import Start
+from lab.diagnose.finding import Finding
+
+Record = Mapping[str, Any]
+"""What a rank noted: `check`, `step` and what the check adds."""
+
+
+class Judge(Protocol):
+    """Compares the records of some checks."""
+
+    checks: frozenset[str]
+    """Whose records it wants."""
+
+    def feed(self, rank: int, record: Record) -> list[Finding]:
+        """Take a record of a rank; what is certain by now. Ranks' records come in any order."""
+
+    def close(self) -> list[Finding]:
+        """The ranks have ended: what can only be said now."""
+
+
+JUDGES: tuple[Callable[[int], Judge], ...] = (Start,)
+"""Each is made with the world size."""
+
+
+class Audit:
+    """Hands each record to its judges."""
+
+    def __init__(self, world_size: int, nodes: Mapping[int, str]) -> None:
+        """`nodes`: each rank's node."""
+        self.findings: list[Finding] = []
+        self._nodes = nodes
+        self._judges = [judge(world_size) for judge in JUDGES]
+
+    def feed(self, rank: int, record: Record) -> list[Finding]:
+        """What the record shows that had not been found before."""
+        found = []
+        for judge in self._judges:
+            if record["check"] in judge.checks:
+                found += judge.feed(rank, record)
+        return self._new(found)
+
+    def close(self) -> list[Finding]:
+        """What shows now that the ranks have ended."""
+        return self._new([finding for judge in self._judges for finding in judge.close()])
+
+    def _new(self, found: Sequence[Finding]) -> list[Finding]:
+        known = {_identity(finding) for finding in self.findings}
+        new = []
+        for finding in found:
+            if _identity(finding) not in known:
+                known.add(_identity(finding))
+                nodes = dict.fromkeys(self._nodes[rank] for rank in finding.ranks)
+                new.append(replace(finding, nodes=tuple(nodes)))
+        self.findings += new
+        return new
+
+
+def _identity(finding: Finding) -> object:
+    """Two findings of the same are one, at whatever step."""
+    return finding.kind, finding.ranks, finding.file, finding.line

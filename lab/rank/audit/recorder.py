@@ -1,0 +1,157 @@
+"""What the audit notes in a rank, on its way to the agent; and how much of the time it may take."""
+
+import _thread
+import os
+import sys
+import time
+from collections import deque
+from types import FrameType
+from typing import Any
+
+from ..events import Events
+from ..frames import is_users, shown
+
+SHARE = 0.04
+"""Of the time since the first step: what the audit may take."""
+ALLOWANCE = 0.3
+"""Seconds on top: short runs are looked at step by step."""
+PAUSE = 0.1
+"""Seconds in which records gather before they are written."""
+LONGEST = 500_000
+"""Bytes of one record; what is longer would not be read."""
+START_FOLDER = os.getcwd()  # noqa: PTH109 - as `shown` takes it
+PARALLEL = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "parallel", "")  # noqa: PTH118, PTH120 - a prefix of strings
+"""Lab's own wrappers: a script's line is the one that calls them."""
+
+
+class Recorder:
+    """Takes records from the hooks and hands them to the agent in the background.
+
+    Nothing is exchanged between ranks: each notes small facts about itself, and the controller
+    compares them. In processes that the rank forks (loaders of data) it takes nothing.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self.step = 0
+        """The optimizer step that is on its way, from 1; 0 before the first has begun to count.
+
+        It goes on after `Optimizer.step`; of several optimizers the one with most steps counts."""
+        self.sampling = Sampling()
+        self._events = events
+        self._records: deque[dict[str, Any]] = deque()
+        self._some = _thread.allocate_lock()
+        """Held while there is nothing to write."""
+        self._some.acquire()
+        self._writing = _thread.allocate_lock()
+        self._on = True
+        os.register_at_fork(after_in_child=self._leave)
+        _thread.start_new_thread(self._write_on, ())  # unseen by `threading.enumerate`
+
+    def record(self, check: str, **fields: Any) -> None:
+        """Note a fact for the judges of `lab.diagnose.audit` that take records of this check.
+
+        Args:
+            check: what the record is about.
+            fields: what JSON can hold; `step` is added unless it is among them.
+        """
+        if not self._on:
+            return
+        self._records.append({"check": check, "step": self.step, **fields})
+        if self._some.locked():
+            self._some.release()
+
+    @staticmethod
+    def site() -> dict[str, Any]:
+        """`file`, `line`, `function` of the script's own frame that led here; all None without.
+
+        The innermost of the user's frames.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if _is_script(file):
+                function = frame.f_code.co_name
+                return {
+                    "file": shown(file, START_FOLDER),
+                    "line": frame.f_lineno,
+                    "function": None if function == "<module>" else function,
+                }
+            frame = frame.f_back
+        return {"file": None, "line": None, "function": None}
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._on:
+            self._write()
+
+    def _write_on(self) -> None:
+        while True:
+            self._some.acquire()
+            time.sleep(PAUSE)
+            self._write()
+
+    def _write(self) -> None:
+        with self._writing:
+            while self._records:
+                record = self._records.popleft()
+                if len(str(record)) < LONGEST:
+                    self._events.send(type="audit", record=record)
+
+    def _leave(self) -> None:
+        self._on = False
+
+
+_users: dict[str, bool] = {}
+
+
+def _is_script(file: str) -> bool:
+    known = _users.get(file)
+    if known is None:
+        known = _users[file] = is_users(file) and not file.startswith(PARALLEL)
+    return known
+
+
+class Sampling:
+    """Which steps are looked at: all as long as they are cheap, then every second, fourth, ...
+
+    Ranks decide without each other. What they look at can be compared all the same, since each
+    interval is a power of two: a step of one rank's longer interval is one of the others' as well.
+    """
+
+    def __init__(self, clock: Any = time.perf_counter) -> None:
+        self._clock = clock
+        self._spent = 0.0
+        self._began: float | None = None
+        self._every = 1
+        self._step = -1
+        self._due = False
+        self._entered = 0.0
+        self._depth = 0
+
+    def due(self, step: int) -> bool:
+        """Whether to look at this step; the same for all that ask about it in turn."""
+        if step == self._step:
+            return self._due
+        self._step = step
+        now = self._clock()
+        if self._began is None:
+            self._began = now
+        allowed = ALLOWANCE + SHARE * (now - self._began)
+        self._due = step % self._every == 0
+        if self._due and self._spent > allowed:
+            self._every *= 2
+            self._due = step % self._every == 0
+        elif self._due and self._every > 1 and self._spent < allowed / 2:
+            self._every //= 2
+        return self._due
+
+    def __enter__(self) -> None:
+        """Time from here to the end of the `with` is the audit's own."""
+        if self._depth == 0:
+            self._entered = self._clock()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._spent += self._clock() - self._entered

@@ -1,0 +1,53 @@
+"""What the ranks of an audited run note goes to the judges, and what they find to the listeners."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from lab.diagnose.audit import Audit
+from lab.diagnose.finding import Finding
+from lab.errors import EXIT_AUDIT
+from lab.node.protocol import Message
+from lab.runs.verdict import Verdict
+from lab.topology import Topology
+
+
+class Auditing:
+    """The audit of one run, over all its attempts: each begins with nothing found."""
+
+    def __init__(self, topology: Topology, tell: Callable[[Message], None]) -> None:
+        """`tell` gets an event of type `finding` for each of them, as soon as it is there."""
+        self._world_size = topology.world_size
+        self._nodes = {rank.rank: rank.node.name for rank in topology.ranks()}
+        self._tell = tell
+        self._audit: Audit | None = None
+
+    def event(self, message: Message) -> None:
+        """Take what concerns the audit of all that happens."""
+        if message["type"] == "started":
+            self._nodes[message["rank"]] = message["node"]
+            self._world_size = message.get("world", {}).get("ranks", self._world_size)
+        elif message["type"] == "restart":
+            self._audit = None
+        elif message["type"] == "audit":
+            if self._audit is None:
+                self._audit = Audit(self._world_size, self._nodes)
+            self._say(self._audit.feed(message["rank"], message["record"]))
+
+    def close(self, verdict: Verdict) -> Verdict:
+        """The verdict with all that was found; a run that ended well may not have been good."""
+        if self._audit is None:
+            return verdict
+        self._say(self._audit.close())
+        findings = tuple(self._audit.findings)
+        errors = [finding for finding in findings if finding.severity == "error"]
+        if verdict.kind != "ok" or not errors:
+            return replace(verdict, findings=findings)
+        count = len(errors)
+        summary = f"{verdict.summary}, but the audit found {count} error{'s' * (count > 1)}"
+        return replace(
+            verdict, kind="audit", exit_code=EXIT_AUDIT, summary=summary, findings=findings
+        )
+
+    def _say(self, findings: list[Finding]) -> None:
+        for finding in findings:
+            self._tell({"type": "finding", "finding": finding.to_json()})
