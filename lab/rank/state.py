@@ -1,0 +1,93 @@
+"""What a process tells of itself: where its threads are, and what its process groups do."""
+
+import os
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from .frames import RANK, is_users, shown
+from .groups import collectives, groups, in_flight, sequence_numbers
+
+THREADS = 64
+"""How many threads are told of at most."""
+DEPTH = 128
+"""How many frames of each."""
+
+Told = dict[str, Any]
+
+
+def pulse(start_folder: str) -> Told:
+    """What is quickly told, and changes while a rank makes progress.
+
+    Returns:
+        `time` (epoch), `at`: the innermost frame of the main thread (`file:line`), `where`: the
+        innermost one of the user's own code, `seqs`: how many operations each process group has
+        begun, `pending`: how many of them have not ended.
+    """
+    main: list[Told] = threads(start_folder, only_main=True)[0]["frames"]
+    own = [frame for frame in main if frame["user"]]
+    return {
+        "time": time.time(),
+        "at": _place(main[0]) if main else None,
+        "where": _place(own[0]) if own else None,
+        "seqs": sequence_numbers(),
+        "pending": in_flight(),
+    }
+
+
+def state(start_folder: str) -> Told:
+    """All that there is to tell: `threads`, `groups` and `collectives` of docs/why.md."""
+    return {
+        **pulse(start_folder),
+        "pid": os.getpid(),
+        "threads": threads(start_folder),
+        "groups": groups(),
+        "collectives": collectives(),
+    }
+
+
+def threads(start_folder: str, only_main: bool = False) -> list[Told]:
+    """The threads of this process but lab's own, the main one first; frames innermost first."""
+    known: dict[int, threading.Thread]
+    known = threading._active  # type: ignore[attr-defined]  # `enumerate` waits for a lock
+    names = {ident: thread.name for ident, thread in list(known.items())}
+    main = threading.main_thread().ident
+    found = []
+    for ident, frame in sys._current_frames().items():
+        if ident == main or not (only_main or _began_here(frame)):
+            name = names.get(ident, f"thread {ident}")
+            frames = _stack(frame, start_folder)
+            found.append({"name": name, "main": ident == main, "frames": frames})
+    return sorted(found, key=lambda one: not one["main"])[:THREADS]
+
+
+def _began_here(frame: FrameType) -> bool:
+    """Whether a thread began in lab's own code."""
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename.startswith(RANK)
+
+
+def _stack(innermost: FrameType, start_folder: str) -> list[Told]:
+    """The frames but those of lab's bootstrap and hooks."""
+    found: list[Told] = []
+    frame: FrameType | None = innermost
+    while frame is not None and len(found) < DEPTH:
+        file = frame.f_code.co_filename
+        if not file.startswith((RANK, "<frozen runpy>")):
+            found.append(
+                {
+                    "file": shown(file, start_folder),
+                    "line": frame.f_lineno,
+                    "function": frame.f_code.co_qualname,
+                    "user": is_users(file),
+                }
+            )
+        frame = frame.f_back
+    return found
+
+
+def _place(frame: Told) -> str:
+    return f"{frame['file']}:{frame['line']}"
