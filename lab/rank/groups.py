@@ -98,7 +98,7 @@ def groups() -> list[Told]:
     return found
 
 
-def collectives() -> list[Told]:
+def collectives(newest: int = NEWEST) -> list[Told]:
     """The newest collectives of each group, in the order in which they began."""
     record = _record(entries=True)
     numbers = _own_numbers(record)
@@ -118,7 +118,7 @@ def collectives() -> list[Told]:
                     "time": entry["time_created_ns"] / 1e9,
                 }
             )
-    return [one for group in found.values() for one in group[-NEWEST:]]
+    return [one for group in found.values() for one in group[-newest:]]
 
 
 def _own_numbers(record: Told) -> dict[str, int]:

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -44,6 +45,8 @@ class Recorder:
         self._some.acquire()
         self._writing = _thread.allocate_lock()
         self._on = True
+        self.before_close: list[Callable[[], None]] = []
+        """Called when the script has ended, by those that have something left to record."""
         os.register_at_fork(after_in_child=self._leave)
         _thread.start_new_thread(self._write_on, ())  # unseen by `threading.enumerate`
 
@@ -81,21 +84,23 @@ class Recorder:
 
     def close(self) -> None:
         """Write what is left."""
-        if self._on:
-            self._write()
+        for gather in self.before_close:
+            gather()
+        self.write()
+
+    def write(self) -> None:
+        """Write what has gathered, now: before something that may never return."""
+        with self._writing:
+            while self._on and self._records:
+                record = self._records.popleft()
+                if len(str(record)) < LONGEST:
+                    self._events.send(type="audit", record=record)
 
     def _write_on(self) -> None:
         while True:
             self._some.acquire()
             time.sleep(PAUSE)
-            self._write()
-
-    def _write(self) -> None:
-        with self._writing:
-            while self._records:
-                record = self._records.popleft()
-                if len(str(record)) < LONGEST:
-                    self._events.send(type="audit", record=record)
+            self.write()
 
     def _leave(self) -> None:
         self._on = False
