@@ -42,10 +42,14 @@ if TYPE_CHECKING:
     from lab.rank.audit.recorder import Recorder
     from lab.rank.events import Events
     from lab.rank.frames import is_users, shown
+    from lab.rank.probe import Probe
+    from lab.rank.state import state
 else:
     _find_own_modules()
     from _lab_rank.events import Events
     from _lab_rank.frames import is_users, shown
+    from _lab_rank.probe import Probe
+    from _lab_rank.state import state
 
 
 def _start_audit(events: Events | None) -> "Recorder | None":
@@ -214,6 +218,9 @@ def _end_before_torch_does(code: int) -> NoReturn:
 def main() -> None:
     """Run what the command line names; end as Python would end."""
     events = Events.from_environment()
+    if events is not None:
+        with contextlib.suppress(OSError):  # it cannot listen: stacks come from outside then
+            Probe(START_FOLDER)
     audit = _start_audit(events)
     code = _run(sys.argv[1:], events)
     if audit is not None:
