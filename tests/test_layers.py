@@ -10,7 +10,7 @@ import lab
 
 PACKAGE = Path(lab.__file__).parent
 LAYERS = (
-    ("errors", "interrupts", "lines", "parallel"),
+    ("errors", "interrupts", "lines", "parallel", "threads"),
     ("packaged", "cache", "channel", "topology", "rank", "training", "diagnose"),
     ("node", "templates"),
     ("deploy",),

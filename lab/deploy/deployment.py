@@ -9,7 +9,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from lab.cache import cache_folder
@@ -18,6 +17,7 @@ from lab.deploy.packages import Environment, Platform
 from lab.deploy.plan import Outcome, Plan, Watcher
 from lab.deploy.visit import BEAT, Message, Start, Visit, hello, stage
 from lab.errors import LabError
+from lab.threads import side_by_side
 from lab.topology import Node
 
 PARALLEL = 64
@@ -104,8 +104,7 @@ class _Deployment:
     def close(self) -> None:
         """End all visits."""
         self._over.set()
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            list(pool.map(Visit.close, self._visits.values()))
+        side_by_side(Visit.close, self._visits.values(), PARALLEL)
 
     def run(self) -> Outcome:
         """See `deploy`."""
@@ -276,15 +275,12 @@ class _Deployment:
                 with self._lock:
                     reasons[str(error)].append(node.name)
 
-        if nodes:
-            with ThreadPoolExecutor(min(PARALLEL, len(nodes))) as pool:
-                try:
-                    list(pool.map(one, nodes))
-                except BaseException:  # Ctrl-C: nobody waits for what hosts still do
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    for visit in self._visits.values():
-                        visit.cut()
-                    raise
+        try:
+            side_by_side(one, nodes, PARALLEL)
+        except BaseException:  # Ctrl-C: nobody waits for what hosts still do
+            for visit in self._visits.values():
+                visit.cut()
+            raise
         if reasons:
             words = (f"{', '.join(sorted(names))}: {text}" for text, names in reasons.items())
             raise LabError("; ".join(sorted(words)))

@@ -1,10 +1,11 @@
 """One command on all nodes at once, and who answered the same."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from lab.channel import Channel
 from lab.errors import EXIT_FAILURE, LabError
+from lab.threads import side_by_side
 from lab.topology import Node
 from lab.transport.base import Transport
 
@@ -27,6 +28,7 @@ class Answer:
 
 def run_everywhere(transport: Transport, argv: Sequence[str]) -> dict[str, Answer]:
     """Run a command on every node; the answers by node, in node-rank order."""
+    channels: list[Channel] = []
 
     def one(node: Node) -> Answer:
         try:
@@ -37,6 +39,7 @@ def run_everywhere(transport: Transport, argv: Sequence[str]) -> dict[str, Answe
             return Answer(b"", EXIT_FAILURE, str(error))
         except OSError as error:  # on this machine itself
             return Answer(b"", NOT_FOUND, f"{argv[0]} cannot be run: {error.strerror}")
+        channels.append(channel)
         output = b""
         try:
             channel.close_stdin()
@@ -49,8 +52,12 @@ def run_everywhere(transport: Transport, argv: Sequence[str]) -> dict[str, Answe
             channel.close()
 
     nodes = transport.topology.nodes
-    with ThreadPoolExecutor(min(PARALLEL, len(nodes))) as pool:
-        answers = list(pool.map(one, nodes))
+    try:
+        answers = side_by_side(one, nodes, PARALLEL)
+    except BaseException:  # Ctrl-C
+        for channel in channels:
+            channel.close()
+        raise
     return {node.name: answer for node, answer in zip(nodes, answers, strict=True)}
 
 

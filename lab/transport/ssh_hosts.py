@@ -4,7 +4,6 @@ import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 from lab.deploy.layout import Layout, Release
 from lab.deploy.program import program, start_line
 from lab.errors import LabError
+from lab.threads import side_by_side
 from lab.topology import Node, Topology
 from lab.transport.ssh_bundle import bundle
 from lab.transport.ssh_channel import SshChannel, remote_command
@@ -76,8 +76,7 @@ class SshHosts:
             except LabError as error:
                 errors.append((node.name, error))
 
-        with ThreadPoolExecutor(min(PARALLEL, self.topology.nnodes)) as pool:
-            list(pool.map(one, self.topology.nodes))
+        side_by_side(one, self.topology.nodes, PARALLEL)
         if errors:
             rank = self.topology.node_rank
             errors.sort(key=lambda one: rank(one[0]))
