@@ -1,5 +1,6 @@
 """`lab trust`: take a host's key for its own, after somebody has compared the fingerprint."""
 
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,8 @@ from lab.cli.options import TopologyOption
 from lab.errors import EXIT_FAILURE, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from lab.transport.ssh_connection import SshConnection
 
 
@@ -67,7 +70,13 @@ def _trust(connection: "SshConnection", yes: bool, expected: str | None, replace
         return False
     add_key(private_file(), connection.known_name, found)
     print(f"  added to {private_file()}")
+    for path in {path for path, _ in others} - {private_file()}:  # not ours to write
+        print(f"  the other key is good still, until you take it out: {_removal(path, connection)}")
     return True
+
+
+def _removal(path: "Path", connection: "SshConnection") -> str:
+    return shlex.join(["ssh-keygen", "-R", connection.known_name, "-f", str(path)])
 
 
 def _connections(hosts: list[str], source: str | None) -> "list[SshConnection]":

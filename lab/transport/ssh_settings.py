@@ -67,8 +67,11 @@ def _lines(path: Path, depth: int = 0) -> Iterator[str]:
     """A file's lines, with those of the files that it includes, which paramiko passes over."""
     if depth > DEPTH:
         raise ValueError("its Include lines go round in a ring")
+    block = "Host *\n"  # whom the lines are for: everybody, until a line says otherwise
     for line in path.read_text().splitlines(keepends=True):
         keyword, *patterns = line.replace("=", " ", 1).split() or [""]
+        if keyword.lower() in ("host", "match"):
+            block = line
         if keyword.lower() != "include":
             yield line
             continue
@@ -77,4 +80,4 @@ def _lines(path: Path, depth: int = 0) -> Iterator[str]:
             found = folder / Path(pattern).expanduser()
             for included in sorted(Path("/").glob(str(found).lstrip("/"))):
                 yield from _lines(included, depth + 1)
-                yield "\n"
+                yield f"\n{block}"  # its blocks end with it

@@ -1,6 +1,8 @@
 """`lab trust`: what it shows, and what it takes for trusted."""
 
 import re
+import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +68,20 @@ def test_another_key_needs_more_than_yes(lab: Lab, place: SshPlace) -> None:
     replaced = lab("trust", "--yes", "--replace", "h0", env=place.env)
     assert replaced.returncode == 0, replaced.stderr
     assert place.known.read_text() == place.server.known_lines()
+
+
+def test_the_other_key_in_sshs_own_file_is_named_with_how_to_take_it_out(
+    lab: Lab, place: SshPlace
+) -> None:
+    own = place.folder / "own_known_hosts"
+    own.write_text(f"[127.0.0.1]:{place.server.port} {KeyPair.new().public}\n")
+    place.ssh_config(f"Host *\n    UserKnownHostsFile {own}\n")
+    done = lab("trust", "--yes", "--replace", "h0", env=place.env)
+    assert done.returncode == 0, done.stderr
+    command = re.search(r"ssh-keygen -R .*", done.stdout)
+    assert command is not None
+    subprocess.run(shlex.split(command[0]), check=True, capture_output=True)
+    assert own.read_text() == ""
 
 
 def test_a_topology_without_hosts(lab: Lab, place: SshPlace) -> None:

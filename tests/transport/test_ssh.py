@@ -205,6 +205,14 @@ def test_included_files_count(place: SshPlace) -> None:
     reach(transport(place, text))
 
 
+def test_what_follows_an_include_is_still_for_the_hosts_that_it_was_for(place: SshPlace) -> None:
+    (place.folder / "more").write_text("Host unrelated\n    HostName 127.0.0.2\n")
+    there = f"HostName 127.0.0.1\n    Port {place.server.port}\n"
+    place.ssh_config(f"Host gpu\n    Include {place.folder}/more\n    {there}")
+    text = re.sub("nodes: .*", "nodes: [gpu]", place.topology(port=None))
+    reach(transport(place, text))
+
+
 def test_files_that_include_themselves(place: SshPlace) -> None:
     place.ssh_config(f"Include {place.folder}/ssh_config\n")
     with pytest.raises(UsageError, match="go round in a ring"):
