@@ -21,6 +21,7 @@ from lab.node.environment import environment_of
 from lab.node.pipes import CHUNK, STREAMS, Pipes
 from lab.node.placeholders import fill
 from lab.node.ports import Reservation
+from lab.node.probing import Probing
 from lab.node.protocol import STOP_GRACE, NodeJob, decode, encode
 from lab.node.silence import Silence
 from lab.node.spawn import RankStart, Spawn, spawn_cold
@@ -65,6 +66,7 @@ class Agent:
         self._port: Reservation | None = None
         self._selector = selectors.DefaultSelector()
         self._pipes = Pipes(self._selector, self._report)
+        self._probing = Probing(self._selector, self._report, job.cwd)
         self._torchrun: Torchrun | None = None  # starts the ranks, if not we
         if job.engine == "torchrun":
             self._torchrun = Torchrun(
@@ -157,6 +159,7 @@ class Agent:
         for key, _ in self._selector.select(self._timeout()):
             key.data()
         self._ask_for_input()
+        self._probing.look()
         if self._silence.is_too_long:
             self._lose_controller()
             self._fail(f"nothing was heard of the controller for {self.job.silence} s", STOP_GRACE)
@@ -171,9 +174,16 @@ class Agent:
         """The process groups of ranks, and of torchrun, that have not ended."""
         return [*self._ranks, *(self._torchrun.groups if self._torchrun is not None else ())]
 
+    def _pids(self) -> dict[int, int]:
+        """Of the ranks that have not ended."""
+        if self._torchrun is not None:
+            return self._torchrun.pids
+        return {rank: pid for pid, rank in self._ranks.items()}
+
     def _timeout(self) -> float | None:
         """Seconds until there is something to do though nobody says anything."""
-        times = (self._kill_at, self._input.look_at, self._silence.over_at)
+        probing = self._probing.over_at
+        times = (self._kill_at, self._input.look_at, self._silence.over_at, probing)
         soonest = min((at for at in times if at is not None), default=None)
         if soonest is None:
             return None
@@ -210,6 +220,7 @@ class Agent:
 
     def _report_exit(self, rank: int, code: int) -> None:
         self._pipes.drain(rank)
+        self._probing.on_exit(rank)
         if rank == 0:
             self._input.end()
         number = -code if code < 0 else None
@@ -249,6 +260,8 @@ class Agent:
                     self._torchrun.start(addr, port, message["addr"])
             elif message["type"] == "stdin":
                 self._input.feed(message["data"].encode("utf-8", "surrogateescape"))
+            elif message["type"] == "probe":
+                self._probing.ask(message, self._pids())
             elif message["type"] == "stop":
                 self._stop(message["grace"])
 

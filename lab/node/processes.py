@@ -28,8 +28,8 @@ def started(pid: int) -> str | None:
     since boot (proc(5), stat), elsewhere the second (ps(1)).
     """
     if sys.platform == "linux":
-        stat = _stat(pid)
-        return None if stat is None or stat[0] in "ZX" else stat[19]
+        fields = stat(pid)
+        return None if fields is None or fields[0] in "ZX" else fields[19]
     done = subprocess.run(
         ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
@@ -40,13 +40,13 @@ def started(pid: int) -> str | None:
 def ancestors() -> list[int]:
     """The parent of this process, its parent and so on (Linux)."""
     found = [os.getppid()]
-    while (stat := _stat(found[-1])) is not None:
-        found.append(int(stat[1]))
+    while (fields := stat(found[-1])) is not None:
+        found.append(int(fields[1]))
     return found
 
 
-def _stat(pid: int) -> list[str] | None:
-    """The fields of proc(5)'s stat from the state on; None: there is no such process."""
+def stat(pid: int) -> list[str] | None:
+    """The fields of proc(5)'s stat from the state on; None: there is no such process (Linux)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

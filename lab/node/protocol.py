@@ -10,6 +10,8 @@ To the agent (``type`` and fields):
 start    ``master_addr``, ``master_port``, ``addr`` (this node's own): start the ranks
 stdin    ``data``: what rank 0 waits for; empty: the end of it
 alive    nothing: the controller is still there, where the job names a `silence`
+probe    ``id``, ``what`` (`pulse` or `state`), ``peers`` (address and port by node, to be tried):
+         ask all ranks what they do; a ``state`` for each, then ``probed``
 stop     ``grace`` (seconds): terminate the ranks, kill those left after ``grace``
 =======  ==================================================================================
 
@@ -32,6 +34,13 @@ stdin      ``rank``, ``size``: rank 0 waits for input, of about so many bytes; t
 exit       ``rank``, ``code`` (as a shell says it: 128 + n for signal n), ``signal`` (n or null),
            ``oom_limit`` (bytes, or null: it was not killed for want of memory); all that the rank
            itself wrote came before
+state      ``rank``, ``id`` of the question, ``pid``, ``process`` (`lab.node.activity`), ``source``
+           (probe, py-spy or null), ``probe``: what it said (`lab.rank.state`) or null, ``error``:
+           why there is nothing, or why it had to be read from outside, or null. Unasked, from a
+           rank whose script raised, just after ``exception``: ``probe`` alone
+probed     ``id``: all have answered; ``port``, which other nodes may try; ``peers``: what came of
+           trying theirs (ok, refused, timeout or another word), by node; ``ptrace``: ok, denied,
+           or null where no stack had to be read from outside
 torchrun   ``code``, ``message``: torchrun has ended, and all its ranks before; its last words,
            if it did not end well
 error      ``message``: the agent cannot do its job; ``bye`` follows
@@ -53,6 +62,7 @@ FROM_RANKS = {
     "exception": ("kind", "message", "file", "line", "traceback", "chain"),
     "context": ("chain",),
     "audit": ("record",),
+    "state": ("probe",),
 }
 """What a rank's bootstrap itself may tell its agent, by type; the agent adds the rest."""
 STOP_GRACE = 5.0

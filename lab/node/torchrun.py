@@ -162,6 +162,11 @@ class Torchrun:
         own = [] if self.pid is None else [self.pid]
         return [*own, *self._workers.groups]
 
+    @property
+    def pids(self) -> dict[int, int]:
+        """Of the ranks that run."""
+        return self._workers.pids
+
     def terminate(self) -> None:
         """Have torchrun end its workers, and itself when they have ended."""
         self._ending = True

@@ -101,6 +101,12 @@ class Workers:
         """The process groups of all workers."""
         return [pid for known in self._workers.values() for pid in known.groups]
 
+    @property
+    def pids(self) -> dict[int, int]:
+        """Of the ranks that run."""
+        known = self._workers.values()
+        return {one.rank: one.pid for one in known if one.pid is not None and one.code is None}
+
     def listen_to_all(self) -> None:
         """Take what they have said until now, out of turn."""
         for known in list(self._workers.values()):

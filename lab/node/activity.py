@@ -1,0 +1,57 @@
+"""What the system says that a process does: also for one that hangs, and without its help."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from lab.node.processes import descendants, stat, threads
+
+TICKS = os.sysconf("SC_CLK_TCK")
+"""Of a second, as proc(5) counts the processor's time."""
+GONE = "gone"
+
+
+def activity(pid: int) -> dict[str, Any]:
+    """A process with all that it has started.
+
+    Returns:
+        `state`: the letter of ps(1) (R, S, D, T, Z, ...), or `gone`; `cpu_s`: seconds of the
+        processor's time so far; `threads`: how many it has; `busy`: whether any thread wants the
+        processor at this moment. The last three are null where the system does not tell.
+    """
+    if sys.platform != "linux":
+        return _as_ps_says(pid)
+    fields = stat(pid)
+    if fields is None:
+        return {"state": GONE, "cpu_s": None, "threads": None, "busy": None}
+    family = [pid, *descendants(pid)]
+    spent = [(int(one[11]) + int(one[12])) / TICKS for one in map(stat, family) if one is not None]
+    return {
+        "state": fields[0],
+        "cpu_s": round(sum(spent), 3),
+        "threads": int(fields[17]),
+        "busy": any(_runs(thread) for member in family for thread in threads(member)),
+    }
+
+
+def _runs(thread: Path) -> bool:
+    with contextlib.suppress(OSError):  # it has ended
+        text = (thread / "stat").read_text(errors="replace")
+        return text.rpartition(")")[2].split()[0] == "R"
+    return False
+
+
+def _as_ps_says(pid: int) -> dict[str, Any]:
+    done = subprocess.run(
+        ["ps", "-o", "state=,time=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    state, _, spent = done.stdout.strip().partition(" ")
+    if not state:
+        return {"state": GONE, "cpu_s": None, "threads": None, "busy": None}
+    seconds = 0.0
+    for part in spent.strip().replace("-", ":").split(":"):
+        seconds = 60 * seconds + float(part)
+    return {"state": state[0], "cpu_s": seconds, "threads": None, "busy": state[0] == "R"}

@@ -1,0 +1,275 @@
+"""Asks the ranks of a node what they do, and waits for none of them.
+
+First the probe in the rank itself; where that is silent for a second, its stacks are read from
+outside. What the system says of the process comes with either.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from lab.node import stacks
+from lab.node.activity import GONE, activity
+from lab.node.peers import Door, Visits
+from lab.node.pipes import CHUNK
+from lab.node.protocol import Message
+from lab.rank.probe import address
+
+PROBE_PATIENCE = 1.0
+"""Seconds for a rank's own answer."""
+STACKS_PATIENCE = 10.0
+"""Seconds for py-spy, of which many may run at once on few cores."""
+CANNOT_ANSWER = "TtZXx"
+"""States in which a process will not: stopped, or ended."""
+
+Report = Callable[..., None]
+
+
+@dataclass(eq=False)
+class _Question:
+    """To one rank, until it is answered."""
+
+    rank: int
+    pid: int
+    give_up_at: float
+    process: Mapping[str, Any]
+    why_silent: str = ""
+    received: bytearray = field(default_factory=bytearray)
+    connection: socket.socket | None = None
+    reader: "subprocess.Popen[bytes] | None" = None
+    """py-spy, whose stderr goes to a file of its own."""
+
+
+@dataclass(eq=False)
+class _Round:
+    """One `probe` message of the controller, until all ranks have answered."""
+
+    number: int
+    what: str
+    questions: dict[int, _Question] = field(default_factory=dict)
+    visits: Visits | None = None
+    ptrace: str | None = None
+
+
+class Probing:
+    """The rounds that are going on."""
+
+    def __init__(self, selector: selectors.BaseSelector, report: Report, start_folder: str) -> None:
+        """`report` sends a message; files below `start_folder` are told of without it."""
+        self._selector = selector
+        self._report = report
+        self._start_folder = start_folder
+        self._door: Door | None = None
+        self._rounds: list[_Round] = []
+
+    def ask(self, message: Message, ranks: Mapping[int, int]) -> None:
+        """Begin a round: `probe` of `lab.node.protocol`; `ranks`: their pids."""
+        one = _Round(message["id"], message["what"])
+        self._rounds.append(one)
+        if self._door is None:
+            with contextlib.suppress(OSError):  # then nobody can visit
+                self._door = Door(self._selector)
+        doors = {node: (place[0], place[1]) for node, place in message.get("peers", {}).items()}
+        if doors:
+            one.visits = Visits(self._selector, doors, partial(self._look_for_end, one))
+        for rank, pid in ranks.items():
+            give_up_at = time.monotonic() + PROBE_PATIENCE
+            one.questions[rank] = _Question(rank, pid, give_up_at, activity(pid))
+        for question in list(one.questions.values()):
+            self._ask_probe(one, question)
+        self._look_for_end(one)
+
+    @property
+    def over_at(self) -> float | None:
+        """When to give somebody up next (monotonic clock)."""
+        times = [asked.give_up_at for one in self._rounds for asked in one.questions.values()]
+        visits = [one.visits for one in self._rounds if one.visits is not None]
+        times += [visit.over_at for visit in visits if not visit.is_over]
+        return min(times, default=None)
+
+    def look(self) -> None:
+        """Give up those that have been silent for too long."""
+        now = time.monotonic()
+        for one in list(self._rounds):
+            for question in list(one.questions.values()):
+                if now >= question.give_up_at:
+                    self._on_silence(one, question)
+            if one.visits is not None and now >= one.visits.over_at:
+                one.visits.give_up()
+
+    def on_exit(self, rank: int) -> None:
+        """A rank has ended: nobody waits for it."""
+        for one in list(self._rounds):
+            question = one.questions.get(rank)
+            if question is not None:
+                self._answer(one, question, error="it has ended")
+
+    # The probe
+
+    def _ask_probe(self, one: _Round, question: _Question) -> None:
+        state = question.process["state"]
+        if state in CANNOT_ANSWER or state == GONE:
+            self._read_stacks(one, question, f"its process is in state {state}")
+            return
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        try:
+            connection.connect(address(question.pid))
+            connection.send(one.what.encode() + b"\n")
+        except OSError as error:
+            connection.close()
+            nobody = error.errno in (errno.ECONNREFUSED, errno.ENOENT)
+            self._read_stacks(one, question, "it has no probe" if nobody else str(error))
+            return
+        question.connection = connection
+        self._selector.register(
+            connection, selectors.EVENT_READ, partial(self._on_probe, one, question)
+        )
+
+    def _on_probe(self, one: _Round, question: _Question) -> None:
+        if question.connection is None:
+            return  # given up since select
+        try:
+            data = question.connection.recv(CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        question.received += data
+        if data:
+            return
+        self._hang_up(question)
+        try:
+            told = json.loads(question.received)
+        except ValueError:
+            self._read_stacks(one, question, "its probe broke off")
+        else:
+            self._answer(one, question, source="probe", probe=told)
+
+    def _on_silence(self, one: _Round, question: _Question) -> None:
+        if question.connection is not None:
+            self._hang_up(question)
+            silence = f"its probe has not answered in {PROBE_PATIENCE:g} s"
+            self._read_stacks(one, question, silence)
+        elif question.reader is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(question.reader.pid, signal.SIGKILL)
+            self._on_stacks_end(one, question)
+
+    def _hang_up(self, question: _Question) -> None:
+        assert question.connection is not None
+        self._selector.unregister(question.connection)
+        question.connection.close()
+        question.connection = None
+
+    # Stacks from outside
+
+    def _read_stacks(self, one: _Round, question: _Question, why: str) -> None:
+        """Have py-spy read them, where they are asked for and there are any."""
+        question.why_silent = why
+        question.received.clear()
+        argv = stacks.command(question.pid)
+        if one.what != "state" or question.process["state"] in (GONE, "Z", "X", "x"):
+            self._answer(one, question, error=why)
+            return
+        if argv is None:
+            self._answer(one, question, error=f"{why}; {stacks.MISSING}")
+            return
+        try:
+            reader = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+        except OSError as error:
+            self._answer(one, question, error=f"{why}; py-spy: {error.strerror}")
+            return
+        reader.returncode = 0  # the agent reaps its children itself; Popen must not try
+        assert reader.stdout is not None
+        os.set_blocking(reader.stdout.fileno(), False)
+        question.reader = reader
+        question.give_up_at = time.monotonic() + STACKS_PATIENCE
+        self._selector.register(
+            reader.stdout, selectors.EVENT_READ, partial(self._on_stacks, one, question)
+        )
+
+    def _on_stacks(self, one: _Round, question: _Question) -> None:
+        if question.reader is None:
+            return
+        assert question.reader.stdout is not None
+        try:
+            data = os.read(question.reader.stdout.fileno(), CHUNK)
+        except BlockingIOError:
+            return
+        question.received += data
+        if not data:
+            self._on_stacks_end(one, question)
+
+    def _on_stacks_end(self, one: _Round, question: _Question) -> None:
+        assert question.reader is not None
+        assert question.reader.stdout is not None
+        self._selector.unregister(question.reader.stdout)
+        question.reader.stdout.close()
+        question.reader = None
+        output = bytes(question.received)
+        try:
+            found = stacks.parsed(output, self._start_folder)
+        except (ValueError, KeyError, TypeError):
+            error = stacks.why_not(output)
+            one.ptrace = "denied" if stacks.is_denied(error) else one.ptrace
+            self._answer(one, question, error=f"{question.why_silent}; {error}")
+        else:
+            one.ptrace = one.ptrace or "ok"
+            self._answer(
+                one, question, source="py-spy", error=question.why_silent, probe={"threads": found}
+            )
+
+    # Answers
+
+    def _answer(
+        self,
+        one: _Round,
+        question: _Question,
+        *,
+        source: str | None = None,
+        error: str | None = None,
+        probe: Mapping[str, Any] | None = None,
+    ) -> None:
+        if question.connection is not None:
+            self._hang_up(question)
+        if question.reader is not None and question.reader.stdout is not None:
+            self._selector.unregister(question.reader.stdout)
+            question.reader.stdout.close()
+            question.reader = None
+        del one.questions[question.rank]
+        self._report(
+            "state",
+            rank=question.rank,
+            id=one.number,
+            pid=question.pid,
+            process=question.process,
+            source=source,
+            error=error,
+            probe=probe,
+        )
+        self._look_for_end(one)
+
+    def _look_for_end(self, one: _Round) -> None:
+        over = not one.questions and (one.visits is None or one.visits.is_over)
+        if over and one in self._rounds:
+            self._rounds.remove(one)
+            self._report(
+                "probed",
+                id=one.number,
+                port=None if self._door is None else self._door.port,
+                ptrace=one.ptrace,
+                peers={} if one.visits is None else one.visits.found,
+            )
