@@ -13,6 +13,7 @@ from lab.cli import (
     check,
     ckpt,
     deploy,
+    doctor,
     hosts,
     labs,
     lesson,
@@ -24,6 +25,7 @@ from lab.cli import (
     runs,
     submit,
     trust,
+    zoo,
 )
 
 app = typer.Typer(
@@ -67,6 +69,7 @@ _add(_SLURM, "submit", submit.submit, takes_rest=True)
 _add(_SLURM, "requeue", submit.requeue)
 
 _BEFORE = "Look before you leap"
+_add(_BEFORE, "doctor", doctor.doctor)
 _add(_BEFORE, "check", check.check)
 _add(_BEFORE, "render", render.render)
 _add(_BEFORE, "build", build.build)
@@ -77,6 +80,7 @@ _add(_LEARN, "new", new.new)
 app.add_typer(bench.app, name="bench", rich_help_panel=_LEARN)
 app.add_typer(ckpt.app, name="ckpt", rich_help_panel=_LEARN)
 app.add_typer(lesson.app, name="lesson", rich_help_panel=_LEARN)
+app.add_typer(zoo.app, name="zoo", rich_help_panel=_LEARN)
 
 
 def _print_version(wanted: bool) -> None:

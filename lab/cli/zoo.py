@@ -1,0 +1,168 @@
+"""`lab zoo`: scripts with one fault each, and whether lab names it."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lab.cli.console import progress_line, table_console
+from lab.cli.options import JsonOption
+from lab.cli.output import say
+from lab.errors import EXIT_FAILURE, UsageError
+
+if TYPE_CHECKING:
+    from lab.zoo.case import Case
+    from lab.zoo.score import Score
+
+app = typer.Typer(
+    help="Scripts with one fault each, and whether lab names it.", no_args_is_help=True
+)
+
+
+def _complete(incomplete: str) -> list[str]:
+    from lab.zoo.registry import all_cases
+
+    return [case.name for case in all_cases() if incomplete in case.name]
+
+
+_NAMES = typer.Argument(
+    metavar="NAME...", help="Cases.", show_default=False, autocompletion=_complete
+)
+
+
+@app.command("list")
+def list_(as_json: JsonOption = False) -> None:
+    """All cases, and the kind of finding that each one is about."""
+    from lab.zoo.registry import all_cases
+
+    cases = all_cases()
+    if as_json:
+        print(json.dumps([case.model_dump(mode="json") for case in cases], indent=2))
+        return
+    names = max(len(case.name) for case in cases)
+    kinds = max(len(case.expect.kind) for case in cases)
+    for case in cases:
+        print(f"{case.name:<{names}}  {case.expect.kind:<{kinds}}  {case.title}")
+
+
+@app.command()
+def explain(names: Annotated[list[str], _NAMES]) -> None:
+    """What goes wrong in a case, how it shows in the field, how lab sees it, and the cure."""
+    from textwrap import fill
+
+    from lab.zoo.registry import find_cases
+
+    for number, case in enumerate(find_cases(names)):
+        print("\n" * (number > 0) + f"{case.name}: {case.title}\n")
+        for what, text in (
+            ("what goes wrong", case.wrong),
+            ("in the field", case.field),
+            ("what lab sees", f"{case.expect.kind}. {case.seen}"),
+        ):
+            print(fill(f"{what}: {text}", width=92, subsequent_indent="  ") + "\n")
+        print(case.difference)
+        print(f"script: {case.folder / 'fault.py'}")
+        print(f"do it:  lab zoo run {case.name}{_place(case)}")
+
+
+@app.command()
+def run(
+    names: Annotated[list[str] | None, _NAMES] = None,
+    run_all: Annotated[
+        bool, typer.Option("--all", help="All cases of the place, and healthy training jobs.")
+    ] = False,
+    on: Annotated[
+        str, typer.Option("--on", metavar="PLACE", help="Where: local, docker, ssh or slurm.")
+    ] = "local",
+    at_once: Annotated[int, typer.Option("--at-once", min=1, help="Runs at a time.")] = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Run cases and their healthy twins, and compare what lab finds with what is wrong.
+
+    Exit code 1 where a kind, a rank or a line is not right, or where something is said against a
+    healthy run. Scripts and runs are in outputs/zoo, to look into: lab why and lab logs there.
+    """
+    from lab.zoo.registry import all_cases, find_cases
+    from lab.zoo.runner import Zoo, check_place
+    from lab.zoo.score import Score, false_alarms
+    from lab.zoo.workloads import WORKLOADS
+
+    place = check_place(on)
+    if run_all == bool(names):
+        raise UsageError("name cases, or --all; lab zoo list shows them")
+    if run_all:
+        cases = [case for case in all_cases() if place in case.where]
+    else:
+        cases = find_cases(names or ())
+        for case in cases:
+            if place not in case.where:
+                raise UsageError(f"{case.name} does not occur there; add{_place(case)}")
+    workloads = WORKLOADS if run_all else ()
+    folder = Path("outputs", "zoo")
+    with progress_line() as progress, Zoo(folder, place, at_once) as zoo:
+        jobs = [partial(zoo.run_case, case, "fault") for case in cases]
+        jobs += [partial(zoo.run_case, case, "healthy") for case in cases]
+        jobs += [partial(zoo.run_workload, workload) for workload in workloads]
+        outcomes = zoo.each(jobs, progress)
+    count = len(cases)
+    scores = [
+        Score(case, fault, healthy)
+        for case, fault, healthy in zip(cases, outcomes[:count], outcomes[count:], strict=False)
+    ]
+    alarms = {
+        workload.name: false_alarms(outcome)
+        for workload, outcome in zip(workloads, outcomes[2 * count :], strict=True)
+    }
+    ok = all(score.ok for score in scores) and not any(alarms.values())
+    if as_json:
+        document = {"ok": ok, "cases": [score.to_json() for score in scores], "workloads": alarms}
+        print(json.dumps(document, indent=2))
+    else:
+        _show(scores, alarms)
+    raise typer.Exit(0 if ok else EXIT_FAILURE)
+
+
+def _place(case: "Case") -> str:
+    return "" if "local" in case.where else f" --on {case.where[0]}"
+
+
+def _show(scores: "list[Score]", alarms: dict[str, list[str]]) -> None:
+    """A row for each case, the sums, then what is not right."""
+    from rich.table import Table
+
+    from lab.cli.findings import print_finding
+
+    if len(scores) == 1 and scores[0].found is not None:
+        print_finding(scores[0].found, sys.stdout)
+        print()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("case", "expected", "kind", "ranks", "line", "twin"):
+        table.add_column(column)
+    for score in scores:
+        right = (score.kind, score.ranks, score.line, not score.alarms)
+        cells = ["yes" if one else "NO" for one in right]
+        if score.others:
+            cells[0] += f", and {', '.join(sorted({one.kind for one in score.others}))}"
+        cells[2] = cells[2] if score.case.lines else "-"
+        table.add_row(score.case.name, score.case.expect.kind, *cells)
+    table_console().print(table)
+    count = len(scores)
+    lined = [score for score in scores if score.case.lines]
+    healthy = count + len(alarms)
+    wrong = sum(bool(score.alarms) for score in scores) + sum(map(bool, alarms.values()))
+    sys.stdout.flush()
+    say(
+        f"lab: right kind {sum(score.kind for score in scores)} of {count}, "
+        f"ranks {sum(score.kind and score.ranks for score in scores)} of {count}, "
+        f"line {sum(score.kind and score.line for score in lined)} of {len(lined)}; "
+        f"false alarms {wrong} in {healthy} healthy runs"
+    )
+    for score in scores:
+        for fault in score.faults if not score.ok else ():
+            say(f"lab: {score.case.name}: {fault} (run {score.fault.run})")
+    for name, sentences in alarms.items():
+        for sentence in sentences:
+            say(f"lab: false alarm on {name}: {sentence}")

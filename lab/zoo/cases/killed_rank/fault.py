@@ -1,0 +1,25 @@
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = DDP(nn.Linear(64, 64))
+optimizer = torch.optim.Adam(model.parameters())
+cache = []
+torch.manual_seed(rank)
+for step in range(10):
+    inputs = torch.randn(32, 64)
+    loss = (model(inputs) - inputs).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    cache.append(loss)  # with its graph: memory grows with every step
+    if step == 5 and rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)  # what the kernel does when memory is short
+dist.destroy_process_group()

@@ -1,0 +1,21 @@
+import os
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def train(local_rank, node, nproc):
+    rank, world = node * nproc + local_rank, int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print(f"rank {rank}: {total.item():.0f} ranks")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    # The batch script starts one of these for each GPU, and each of them starts as many again.
+    nproc = int(os.environ["LOCAL_WORLD_SIZE"])
+    node = int(os.environ["GROUP_RANK"])
+    mp.spawn(train, args=(node, nproc), nprocs=nproc)  # <- fault

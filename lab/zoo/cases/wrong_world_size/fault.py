@@ -1,0 +1,24 @@
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gpus", type=int, default=int(os.environ["WORLD_SIZE"]))
+    args = parser.parse_args()
+
+    local_world = int(os.environ["LOCAL_WORLD_SIZE"])
+    world_size = args.gpus * local_world  # "nodes times GPUs per node"
+    dist.init_process_group(  # <- fault
+        "gloo", rank=int(os.environ["RANK"]), world_size=world_size
+    )
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print(f"{total.item():.0f} ranks")
+    dist.destroy_process_group()
+
+
+main()

@@ -1,0 +1,149 @@
+"""Runs scripts as a user would, by `lab run`, each twin with the same options."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from lab.channel import Progress
+from lab.errors import UsageError
+from lab.runs.files import write_atomically
+from lab.zoo.case import Case, Place, Twin
+from lab.zoo.workloads import Workload
+
+OPTIONS = ("--audit", "--on-stall", "stop", "--timeout", "120s", "--json")
+"""Of each run: all that lab can see of what is wrong."""
+STALL = {"fault": 4, "healthy": 30}
+"""Seconds without progress after which a run is looked into. A healthy one is given more: on a
+machine that is short of time its ranks may come to the start one after the other."""
+SCRIPT = "train.py"
+"""What the copies are called: nothing of a script tells the judges what it is."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What lab said of one run."""
+
+    command: tuple[str, ...]
+    """To do it again, in the folder of the zoo."""
+    run: str | None
+    """The run's id; None: it never began."""
+    verdict: dict[str, Any]
+    """What verdict.json holds; empty where lab itself failed."""
+    said: str = ""
+    """By lab on stderr, where there is no verdict."""
+
+
+def check_place(name: str) -> Place:
+    """The place of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in get_args(Place):
+        raise UsageError(f"--on {name}: there is no such place; it is {', '.join(get_args(Place))}")
+    return cast("Place", name)
+
+
+class Zoo:
+    """A folder of copies of the scripts, with its own nodes and its own `runs`."""
+
+    def __init__(self, folder: Path, on: Place, at_once: int = 2) -> None:
+        self._folder = folder
+        self._on = on
+        self._at_once = at_once
+        self._running: set[subprocess.Popen[str]] = set()
+
+    def __enter__(self) -> "Zoo":
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the nodes that the runs have left up."""
+        if self._on == "docker":
+            for topology in ([], *(["-t", file.name] for file in self._folder.glob("shm-*.yaml"))):
+                command = [sys.executable, "-P", "-m", "lab", "down", "--on", self._on, *topology]
+                subprocess.run(command, cwd=self._folder, check=False, capture_output=True)
+
+    def run_case(self, case: Case, twin: Twin) -> Outcome:
+        """Run one script to its end."""
+        start = Path(case.name, twin)
+        (self._folder / start).mkdir(parents=True, exist_ok=True)
+        write_atomically(self._folder / start / SCRIPT, case.script(twin))
+        topology = self._topology(case)
+        return self._run(
+            [*topology, "--stall", str(STALL[twin]), "--cwd", str(start), SCRIPT],
+        )
+
+    def run_workload(self, workload: Workload) -> Outcome:
+        """Run a healthy training job of lab's own."""
+        where = self._where(workload.nodes, workload.slots)
+        return self._run([*where, "--stall", str(STALL["healthy"]), "-m", *workload.words])
+
+    def each(self, jobs: Sequence[Callable[[], Outcome]], progress: Progress) -> list[Outcome]:
+        """Do all of them, some at once, and give what came of them in order.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; whatever ran has been ended.
+        """
+        outcomes: list[Outcome] = []
+        with ThreadPoolExecutor(self._at_once) as pool:
+            try:
+                for outcome in pool.map(lambda job: job(), jobs):
+                    outcomes.append(outcome)
+                    progress(f"{len(outcomes)} of {len(jobs)} runs are done")
+                return outcomes
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self._interrupt()
+                raise
+
+    def _where(self, nodes: int, slots: int) -> list[str]:
+        return ["--on", self._on, "--nodes", str(nodes), "--slots", str(slots)]
+
+    def _topology(self, case: Case) -> list[str]:
+        where = self._where(case.nodes, case.slots)
+        if case.shm is None or self._on != "docker":
+            return where
+        file = f"shm-{case.shm}.yaml"
+        text = f"name: shm-{case.shm}\non: docker\nnodes: {case.nodes}\ndocker: {{shm: {case.shm}}}"
+        write_atomically(self._folder / file, text + "\n")
+        return ["-t", file, *where]
+
+    def _run(self, words: Sequence[str]) -> Outcome:
+        command = ("lab", "run", *OPTIONS, *words)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", *command],
+            cwd=self._folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is ours: see _interrupt
+        )
+        self._running.add(process)
+        try:
+            out, err = process.communicate()
+        finally:
+            self._running.discard(process)
+        run, verdict = None, {}
+        for line in out.splitlines():
+            event = json.loads(line)
+            if event["type"] == "run":
+                run = event["id"]
+            elif event["type"] == "verdict":
+                verdict = event
+        return Outcome(command, run, verdict, said="" if verdict else err.strip())
+
+    def _interrupt(self) -> None:
+        for process in list(self._running):
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        for process in list(self._running):
+            process.wait()
