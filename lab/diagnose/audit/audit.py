@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from lab.diagnose.audit.collectives import Collectives
 from lab.diagnose.audit.start import Start
 from lab.diagnose.finding import Finding
 
@@ -24,7 +25,7 @@ class Judge(Protocol):
         """The ranks have ended: what can only be said now."""
 
 
-JUDGES: tuple[Callable[[int], Judge], ...] = (Start,)
+JUDGES: tuple[Callable[[int], Judge], ...] = (Start, Collectives)
 """Each is made with the world size."""
 
 

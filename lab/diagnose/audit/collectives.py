@@ -1,0 +1,177 @@
+"""Whether the ranks of a group call the same collectives in the same order."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from lab.diagnose.finding import Finding, Innocent
+from lab.diagnose.words import place_in_words, ranks_in_words
+
+PLAIN = frozenset({"all_reduce", "broadcast", "reduce"})
+"""Operations that are the same to the script and to the flight recorder."""
+KEPT = 4096
+"""Collectives of a group that wait for a rank which has not come to them."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One, as a rank has it."""
+
+    group: str
+    ranks: tuple[int, ...]
+    """The group's, global."""
+    source: str
+    """call: by the script; recorder: by PyTorch's flight recorder, whoever called it."""
+    op: str
+    shape: tuple[int, ...] | None
+    """Of what has the same shape on all ranks; None where nothing has to."""
+    dtype: str | None
+    reduce: str | None
+    root: int | None
+    file: str | None
+    line: int | None
+    function: str | None
+
+    @property
+    def what(self) -> object:
+        """Equal on ranks that take part in the same collective."""
+        size = None if self.shape is None else prod(self.shape)
+        rows = tuple(n for n in self.shape or () if n != 1)
+        # Of the same number of elements [4] and [4, 1] are the same, [2, 3] and [3, 2] are not.
+        return self.op, size, rows, self.dtype, self.reduce, self.root
+
+    @property
+    def bare(self) -> "Collective":
+        """What the flight recorder would say of this call."""
+        return replace(self, reduce=None, root=None)
+
+    def __str__(self) -> str:
+        shape = "" if self.shape is None else f" {list(self.shape)}".replace(", ", ",")
+        reduce = f" {self.reduce}" if self.reduce not in (None, "SUM") else ""
+        root = "" if self.root is None else f" root {self.root}"
+        dtype = f" {self.dtype}" if self.dtype else ""
+        return f"{self.op}{reduce}{shape}{dtype}{root}"
+
+
+Column = dict[int, tuple[Collective, int]]
+"""What each rank has under one number, and at which optimizer step."""
+Group = tuple[str, tuple[int, ...]]
+
+
+class Collectives:
+    """Compares each group's collectives by their numbers."""
+
+    checks = frozenset({"collectives"})
+
+    def __init__(self, world_size: int) -> None:
+        self._known: dict[int, list[Collective]] = {}  # by rank, in the order of their records
+        self._columns: dict[Group, dict[tuple[str, int], Column]] = {}
+        self._judged: set[Group] = set()  # after the first difference all else differs
+
+    def feed(self, rank: int, record: Mapping[str, Any]) -> list[Finding]:
+        """See `Judge`."""
+        known = self._known.setdefault(rank, [])
+        for group, ranks, source, op, shape, *rest in record["new"]:
+            shape = None if shape is None else tuple(shape)
+            known.append(Collective(group, tuple(ranks), source, op, shape, *rest))
+        found = []
+        for place, number, step in record["seen"]:
+            found += self._add(rank, known[place], number, step)
+        return found
+
+    def _add(self, rank: int, one: Collective, number: int, step: int) -> list[Finding]:
+        group = one.group, one.ranks
+        if group in self._judged:
+            return []
+        columns = self._columns.setdefault(group, {})
+        column = columns.setdefault((one.source, number), {})
+        column[rank] = one, step
+        if len(column) == len(one.ranks):
+            del columns[one.source, number]
+            return self._judge(number, column)
+        if len(columns) > KEPT:
+            del columns[next(iter(columns))]
+        return []
+
+    def close(self) -> list[Finding]:
+        """Those that not all ranks came to, or that only some of them called from Python."""
+        found = []
+        for group, columns in self._columns.items():
+            for (source, number), column in columns.items():
+                if source == "recorder":  # it may not have been read on a rank that is gone
+                    called = columns.get(("call", number), {})
+                    calls = {r: one for r, one in called.items() if one[0].op in PLAIN}
+                    column = {**{r: (one.bare, step) for r, (one, step) in calls.items()}, **column}
+                if group not in self._judged:
+                    found += self._judge(number, column)
+        return found
+
+    def _judge(self, number: int, column: Column) -> list[Finding]:
+        kinds: dict[object, list[int]] = {}
+        for rank in sorted(column):
+            one, step = column[rank]
+            # The same line at another step: a rank has left one out, or has one more.
+            kinds.setdefault((one.what, step if _same_line(column) else None), []).append(rank)
+        if len(kinds) < 2:
+            return []
+        # Most are right; where as many are of one mind as of the other, the lowest rank is.
+        right = max(kinds.values(), key=lambda ranks: (len(ranks), -ranks[0]))
+        wrong = next(ranks for ranks in kinds.values() if ranks is not right)
+        guilty = sorted(set(column) - set(right))
+        ours, step = column[wrong[0]]
+        theirs, _ = column[right[0]]
+        self._judged.add((ours.group, ours.ranks))
+        members = ranks_in_words(ours.ranks)
+        name = "the default group" if ours.group == "0" else f"the group of {members}"
+        if ours.what == theirs.what:
+            summary = (
+                f"{ranks_in_words(guilty)} and {ranks_in_words(right)} take part in {theirs} "
+                f"#{number} of {name} at different steps, {step} and {column[right[0]][1]}: one of "
+                "them has left out a collective, or has had one more"
+            )
+        else:
+            summary = (
+                f"{_call(guilty)} {ours}{_at(ours)} as "
+                f"collective #{number} of {name}, where {_call(right)} {theirs}"
+                f"{_at(theirs)}"
+            )
+        return [
+            Finding(
+                kind="mismatched-collective",
+                severity="error",
+                summary=summary,
+                ranks=tuple(guilty),
+                step=step,
+                file=ours.file,
+                line=ours.line,
+                function=ours.function,
+                innocent=(
+                    Innocent(
+                        tuple(right), f"call {theirs}", theirs.file, theirs.line, theirs.function
+                    ),
+                ),
+                evidence=tuple(
+                    f"{ranks_in_words(ranks)}: {column[ranks[0]][0]}{_at(column[ranks[0]][0])}, "
+                    f"step {column[ranks[0]][1]}"
+                    for ranks in kinds.values()
+                ),
+                cure="all ranks of a group have to call the same collectives, in the same order, "
+                "with tensors of the same shape and dtype",
+            )
+        ]
+
+
+def _call(ranks: Sequence[int]) -> str:
+    return f"{ranks_in_words(ranks)} call{'s' * (len(ranks) == 1)}"
+
+
+def _at(one: Collective) -> str:
+    place = place_in_words(one.file, one.line)
+    return f" at {place}" if place else ""
+
+
+def _same_line(column: Column) -> bool:
+    """Whether all ranks call it from one line of the script."""
+    lines = {(one.file, one.line) for one, _ in column.values()}
+    return len(lines) == 1 and None not in next(iter(lines))

@@ -1,0 +1,177 @@
+"""Which collectives a rank takes part in, and in which order.
+
+Twice: as the script calls them, with its line, before they are begun; and as PyTorch's flight
+recorder has them, among them those that DistributedDataParallel begins in C++. What is new is
+written at once, since a collective that the ranks do not agree on may never return.
+"""
+
+import _thread
+import functools
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from ..groups import collectives
+from .hooks import Hooks
+
+SAME: Mapping[str, str | None] = {
+    "all_reduce": "tensor",
+    "broadcast": "tensor",
+    "reduce": "tensor",
+    "all_gather": "tensor",
+    "all_gather_single": "input_tensor",
+    "all_gather_into_tensor": "input_tensor",
+    "gather": "tensor",
+    "scatter": "tensor",
+    "reduce_scatter": "output",
+    "reduce_scatter_single": "output",
+    "reduce_scatter_tensor": "output",
+    "all_to_all": None,
+    "all_to_all_single": None,
+    "barrier": None,
+    "all_gather_object": None,
+    "gather_object": None,
+    "broadcast_object_list": None,
+    "scatter_object_list": None,
+}
+"""The collectives; of each the argument that has one shape and dtype on all ranks of the group."""
+ROOTS = ("src", "dst", "group_src", "group_dst")
+PAUSE = 0.25
+"""Seconds between two looks at the flight recorder, at least."""
+MOST = 10_000
+"""More than there are in the flight recorder."""
+SHARE = 0.02
+"""Of the time: what these looks may take."""
+
+Signature = tuple[Any, ...]
+"""Group, its ranks, who says so, operation, shape, dtype, reduction, root, file, line, function.
+
+Recorded once, and from then on as its place among those that were."""
+
+
+def install(hooks: Hooks) -> None:
+    """Wrap the collectives, and look at the flight recorder from time to time."""
+    if not dist.is_available():
+        return
+    watch = Collectives(hooks)
+    for op in SAME:
+        function = getattr(distributed_c10d, op, None)
+        if function is not None:
+            wrapped = watch.wrap(op, function)
+            setattr(distributed_c10d, op, wrapped)
+            setattr(dist, op, wrapped)
+    hooks.recorder.before_close.append(watch.look)
+    _thread.start_new_thread(watch.look_on, ())  # unseen by `threading.enumerate`
+
+
+class Collectives:
+    """Gathers what was called, and what the flight recorder has, and records it in batches."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks, self._recorder = hooks, hooks.recorder
+        self._shorts: dict[Signature, int] = {}
+        self._new: list[Signature] = []
+        self._seen: list[tuple[int, int, int]] = []
+        self._adding = _thread.allocate_lock()
+        self._last: dict[str, int] = {}
+        """By group: the number of the last entry that was read of the flight recorder."""
+        self._inside = False
+
+    def wrap(self, op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, noting each call before it begins."""
+        names = inspect.signature(function).parameters
+        places = {name: (place, names[name].default) for place, name in enumerate(names)}
+        rooted = not places.keys().isdisjoint(ROOTS)
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if self._inside or torch.compiler.is_compiling():
+                return function(*args, **kwargs)
+
+            def argument(name: str) -> Any:
+                place, default = places.get(name, (len(args), None))
+                return kwargs.get(name, args[place] if place < len(args) else default)
+
+            self._hooks.tell([self._note], op, argument, rooted)
+            self._inside = True  # those of objects are made of others
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._inside = False
+
+        return wrapped
+
+    def look_on(self) -> None:
+        """Look at the flight recorder for ever, in a thread."""
+        while True:
+            began = time.perf_counter()
+            self.look()
+            time.sleep(max(PAUSE, (time.perf_counter() - began) / SHARE))
+
+    def look(self) -> None:
+        """Record what was called, and what the flight recorder has that was not there before."""
+        members = {}
+        if dist.is_initialized():
+            for group in list(distributed_c10d._world.pg_map):
+                members[group.group_name] = _ranks(group)
+        for one in collectives(newest=MOST) if members else ():
+            name, number = one["group"], one["seq"]
+            if name in members and number > self._last.get(name, 0) and not one["p2p"]:
+                self._last[name] = number
+                shape = tuple(one["shapes"][0]) if len(one["shapes"]) == 1 else None
+                dtype = one["dtypes"][0] if len(one["dtypes"]) == 1 else None
+                what = ("recorder", one["op"], shape, dtype, *[None] * 5)
+                self._add((name, members[name], *what), number)
+        self._record()
+
+    def _note(self, op: str, argument: Callable[[str], Any], rooted: bool) -> None:
+        group = argument("group") or dist.group.WORLD
+        if not isinstance(group, dist.ProcessGroup):
+            return  # this rank is no member
+        same = SAME[op]
+        value = None if same is None else argument(same)
+        # NCCL gathers parts of different shapes, too.
+        if op == "all_gather" and dist.get_backend(group) == "nccl":
+            value = None
+        reduction = argument("op")
+        root = next((argument(name) for name in ROOTS if argument(name) is not None), 0)
+        signature = (
+            group.group_name,
+            _ranks(group),
+            "call",
+            op,
+            tuple(value.shape) if isinstance(value, torch.Tensor) else None,
+            str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else None,
+            None if reduction is None else str(reduction).rpartition(".")[2],
+            root if rooted else None,
+            *self._recorder.site().values(),
+        )
+        begun: int = group._get_sequence_number_for_group()  # type: ignore[attr-defined]  # no stub
+        if self._add(signature, begun + 1):
+            self._record()
+            self._recorder.write()
+
+    def _add(self, signature: Signature, number: int) -> bool:
+        """Note a collective; whether there was none like it before."""
+        with self._adding:
+            new = signature not in self._shorts
+            if new:
+                self._shorts[signature] = len(self._shorts)
+                self._new.append(signature)
+            self._seen.append((self._shorts[signature], number, self._recorder.step))
+            return new
+
+    def _record(self) -> None:
+        with self._adding:
+            if self._seen:
+                self._recorder.record("collectives", new=self._new, seen=self._seen)
+            self._new, self._seen = [], []
+
+
+def _ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
+    return tuple(sorted(dist.get_process_group_ranks(group)))
