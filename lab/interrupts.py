@@ -5,6 +5,9 @@ KeyboardInterrupt too. Whoever is about to start something asks here whether it 
 """
 
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 _count = 0
@@ -39,3 +42,28 @@ def check() -> None:
     """
     if _count:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Have Ctrl-C, TERM and HUP come only when the block has ended.
+
+    For what cannot be undone before somebody else has answered.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heard = [number for number in numbers if not is_unwanted(number)]
+    before = {
+        number: signal.signal(number, lambda number, _frame: came.append(number))
+        for number in heard
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from lab.channel import Channel
 from lab.errors import LabError
+from lab.transport.local import LocalChannel
 
 TIMEOUT = 60
 """Seconds for one command: a busy slurmctld may take its time."""
@@ -41,6 +43,14 @@ class Login(Protocol):
         """
         ...
 
+    def start(self, argv: Sequence[str], cwd: Path) -> Channel:
+        """Start a command and speak with it.
+
+        Raises:
+            LabError: it cannot be started.
+        """
+        ...
+
 
 def login_of(login: str | None) -> Login:
     """The place that `slurm.login` names."""
@@ -58,6 +68,10 @@ class Here:
         """See `Login`."""
         return _answer(argv, cwd, missing=argv[0])
 
+    def start(self, argv: Sequence[str], cwd: Path) -> Channel:
+        """See `Login`."""
+        return _channel(argv, cwd, missing=argv[0])
+
 
 class Ssh:
     """A host that ssh reaches, by the ssh command and so with all of the user's own settings."""
@@ -67,14 +81,21 @@ class Ssh:
 
     def run(self, argv: Sequence[str], cwd: Path) -> Answer:
         """See `Login`. Never asks for anything: a password or a host's key is the user's affair."""
-        command = f"cd {shlex.quote(str(cwd))} && exec {shlex.join(argv)}"
-        options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=15"]
-        answer = _answer(["ssh", *options, "--", self._host, command], Path.cwd(), missing="ssh")
+        answer = _answer(self._command(argv, cwd), Path.cwd(), missing="ssh")
         if answer.code == 255:
             raise LabError(
                 f"slurm.login: ssh {self._host} fails: {_last(answer.err)}; try it by hand"
             )
         return answer
+
+    def start(self, argv: Sequence[str], cwd: Path) -> Channel:
+        """See `Login`."""
+        return _channel(self._command(argv, cwd), Path.cwd(), missing="ssh")
+
+    def _command(self, argv: Sequence[str], cwd: Path) -> list[str]:
+        command = f"cd {shlex.quote(str(cwd))} && exec {shlex.join(argv)}"
+        options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=15"]
+        return ["ssh", *options, "--", self._host, command]
 
 
 class Container:
@@ -85,16 +106,36 @@ class Container:
 
     def run(self, argv: Sequence[str], cwd: Path) -> Answer:
         """See `Login`. As the owner of the folder, whose jobs these are."""
-        owner = cwd.stat()
-        where = [f"--user={owner.st_uid}:{owner.st_gid}", f"--workdir={cwd}"]
-        answer = _answer(
-            ["docker", "exec", *where, self._name, *argv], Path.cwd(), missing="docker"
-        )
+        answer = _answer(self._command(argv, cwd), Path.cwd(), missing="docker")
         if answer.code != 0 and answer.err.startswith(NO_CONTAINER):
             raise LabError(
                 f"slurm.login: the container {self._name} is not there: make slurm-lab starts it"
             )
         return answer
+
+    def start(self, argv: Sequence[str], cwd: Path) -> Channel:
+        """See `Login`."""
+        return _channel(self._command(argv, cwd), Path.cwd(), missing="docker")
+
+    def _command(self, argv: Sequence[str], cwd: Path) -> list[str]:
+        owner = cwd.stat()
+        where = [f"--user={owner.st_uid}:{owner.st_gid}", f"--workdir={cwd}"]
+        return ["docker", "exec", "--interactive", *where, self._name, *argv]
+
+
+def _channel(argv: Sequence[str], cwd: Path, missing: str) -> Channel:
+    try:
+        process = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise LabError(_not_found(missing)) from error
+    return LocalChannel(process, "login", None)
 
 
 def _answer(argv: Sequence[str], cwd: Path, missing: str) -> Answer:
@@ -109,19 +150,24 @@ def _answer(argv: Sequence[str], cwd: Path, missing: str) -> Answer:
             errors="replace",
             timeout=TIMEOUT,
             check=False,
+            start_new_session=True,  # Ctrl-C is ours: it must not end sbatch halfway
         )
     except FileNotFoundError as error:
-        cure = (
-            "call lab on a login node of the cluster, or name one in the topology: slurm.login"
-            if missing not in ("ssh", "docker")
-            else "install it"
-        )
-        raise LabError(f"{missing} is not on PATH: {cure}") from error
+        raise LabError(_not_found(missing)) from error
     except subprocess.TimeoutExpired as error:
         raise LabError(
             f"{argv[0]} does not answer within {TIMEOUT} s: {shlex.join(argv)}"
         ) from error
     return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def _not_found(command: str) -> str:
+    cure = (
+        "call lab on a login node of the cluster, or name one in the topology: slurm.login"
+        if command not in ("ssh", "docker")
+        else "install it"
+    )
+    return f"{command} is not on PATH: {cure}"
 
 
 def _last(text: str) -> str:

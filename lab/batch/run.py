@@ -13,13 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lab import interrupts
 from lab.batch.code import link_code, remove_unused
 from lab.batch.heard import Heard
 from lab.batch.judge import Told, judge
 from lab.batch.login import login_of
 from lab.batch.record import Record
 from lab.batch.script import render_sbatch
-from lab.batch.slurm import JobState, Slurm
+from lab.batch.slurm import JobState, Slurm, end_in_output
 from lab.batch.states import ASK_EVERY, states, was_active_just_now
 from lab.errors import LabError, UsageError
 from lab.node.task import NODES, SHARE
@@ -71,6 +72,8 @@ class BatchRun:
         script = render_sbatch(topology, job.command)
         directory = RunDirectory.create(topology, job)
         path = directory.path
+        slurm = slurm_of(topology, job.start_folder)
+        job_id = None
         try:
             with explained(path):
                 write_atomically(path / SCRIPT, script)
@@ -79,14 +82,16 @@ class BatchRun:
                 link_code(path)
                 if prepare is not None:
                     prepare(path)
-            slurm = slurm_of(topology, job.start_folder)
-            job_id = slurm.submit(path / SCRIPT, path / OUTPUT, {"LAB_RUN_DIR": str(path)})
+            with interrupts.deferred():  # a job whose number is not known cannot be cancelled
+                job_id = slurm.submit(path / SCRIPT, path / OUTPUT, {"LAB_RUN_DIR": str(path)})
+                directory.note(slurm={"job": job_id}, controller=None)
         except BaseException:
+            if job_id is not None:
+                slurm.cancel(job_id)
             directory.finish(Verdict("not-started", 1, "it was not submitted"))
             directory.remove()
             remove_unused(path.parent)
             raise
-        directory.note(slurm={"job": job_id}, controller=None)
         return cls(directory)
 
     def state(self) -> JobState:
@@ -110,7 +115,7 @@ class BatchRun:
         """
         self.slurm.requeue(self.job_id)
         (self.directory.path / "ended").unlink(missing_ok=True)
-        self.directory.note(state="running", slurm={"job": self.job_id})  # what was heard is past
+        self.directory.begin_again(slurm={"job": self.job_id})  # what was heard is past
 
     def wait_for_start(self, tell: Callable[[str], None]) -> None:
         """Return when the first rank has begun, or the job is over without.
@@ -172,6 +177,8 @@ class BatchRun:
         except OSError:  # its host writes elsewhere
             said = [f"what it said has not arrived in {self.directory.path}: {SHARE}"]
         words = next((line.strip() for line in reversed(said) if line.strip()), "")
+        if state.state == "UNKNOWN":
+            state = end_in_output(said) or state
         verdict = judge(Told(self.topology, record.events, state, code, words))
         if verdict.first is not None:
             last = heard.last_lines.of(verdict.first.rank)

@@ -41,6 +41,15 @@ STATES = {
     "REVOKED": "was revoked",
     "UNKNOWN": "is one that Slurm does not know any more",
 }
+BEGINS = "lab: job "
+"""How the line begins that a job script writes when it begins."""
+_ENDED_JOB = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE TO ([^*]+))?")
+"""slurmstepd's own line (slurm/src/slurmd/slurmstepd/req.c)."""
+_CAUSES = {
+    "TIME LIMIT": "TIMEOUT",
+    "PREEMPTION": "PREEMPTED",
+    "NODE FAILURE": "NODE_FAIL",
+}
 REASONS = {
     "Priority": "others come first",
     "Resources": "not enough nodes are free",
@@ -198,6 +207,22 @@ class Slurm:
 
     def _run(self, argv: Sequence[str]) -> Answer:
         return self._login.run(argv, self._cwd)
+
+
+def end_in_output(lines: Sequence[str]) -> JobState | None:
+    """How a job was ended, by the last line of slurmstepd in its output; None: it was not.
+
+    For a job that Slurm has forgotten. Steps are ended for reasons of their own, so only a line
+    about the job counts, and only one that came after the job last began.
+    """
+    for line in reversed(lines):
+        if line.startswith(BEGINS):
+            return None
+        found = _ENDED_JOB.search(line)
+        if found is not None:
+            cause = (found[1] or "").partition(",")[0].strip()
+            return JobState(_CAUSES.get(cause, "CANCELLED"))
+    return None
 
 
 def _export(environment: Mapping[str, str]) -> str:

@@ -171,6 +171,14 @@ class RunDirectory:
             write_json(self.path / "verdict.json", verdict.to_json())
             self._write_state(**self.info() | end)
 
+    def begin_again(self, **facts: Any) -> None:
+        """Running, and not ended: what was written of an end before goes."""
+        with explained(self.path):
+            (self.path / "verdict.json").unlink(missing_ok=True)
+            past = ("exit_code", "summary")
+            info = {name: value for name, value in self.info().items() if name not in past}
+            self._write_state(**info | {"state": "running"} | facts)
+
     def note(self, **facts: Any) -> None:
         """Add to what state.json says of the run."""
         with explained(self.path):

@@ -9,7 +9,7 @@ import pytest
 
 from lab.batch import run as batch_run
 from lab.batch.login import Container, Here, login_of
-from lab.batch.slurm import JobState, Slurm
+from lab.batch.slurm import JobState, Slurm, end_in_output
 from lab.batch.states import ASK_EVERY, states
 from lab.errors import LabError
 from lab.runs.directory import RunDirectory
@@ -206,6 +206,30 @@ def test_requeue(fake: Fake, slurm: Slurm, tmp_path: Path) -> None:
 )
 def test_in_words(state: JobState, words: str) -> None:
     assert str(state) == words
+
+
+@pytest.mark.parametrize(
+    ("line", "state"),
+    [
+        ("*** JOB 7 ON node0 CANCELLED AT 2026-01-02T03:04:05 DUE TO TIME LIMIT ***", "TIMEOUT"),
+        ("*** JOB 7 ON n1 CANCELLED AT 2026-01-02T03:04:05 DUE TO PREEMPTION ***", "PREEMPTED"),
+        (
+            "*** JOB 7 ON node0 CANCELLED AT 2026-01-02T03:04:05 DUE TO NODE FAILURE, SEE LOG ***",
+            "NODE_FAIL",
+        ),
+        ("*** JOB 7 ON node0 CANCELLED AT 2026-01-02T03:04:05 ***", "CANCELLED"),
+        # srun ends the others' step when a rank fails: the job goes on to its own end.
+        ("*** STEP 7.0 ON node0 CANCELLED AT 2026-01-02T03:04:05 ***", None),
+        ("srun: error: node1: task 1: Exited with exit code 3", None),
+    ],
+)
+def test_the_end_of_a_job_that_slurm_has_forgotten(line: str, state: str | None) -> None:
+    begins = "lab: job 7, restart 0: 2 ranks, node0:29500"
+    expected = None if state is None else JobState(state)
+    line = f"slurmstepd: error: {line}"
+    assert end_in_output([begins, line, "srun: Job step aborted", ""]) == expected
+    again = begins.replace("restart 0", "restart 1")
+    assert end_in_output([begins, line, again, "lab:   node 0 is host0"]) is None
 
 
 def test_a_state_of_a_later_slurm_is_not_taken_for_the_end() -> None:

@@ -10,6 +10,7 @@ import pytest
 from lab.batch.run import ENVIRONMENT, BatchRun, refresh
 from lab.node.protocol import Message
 from lab.runs import Job
+from lab.runs.verdict import Verdict
 from lab.topology import parse_topology
 
 SECRET = "s3cret value; $(id)"
@@ -38,6 +39,36 @@ def test_a_token_is_in_one_file_that_is_private(submitted: BatchRun) -> None:
     assert holds.stat().st_mode & 0o777 == 0o600
     show = ["sh", "-c", '. "$1"; printf %s "$HF_TOKEN"', "sh", str(holds)]
     assert subprocess.run(show, capture_output=True, text=True, check=True).stdout == SECRET
+
+
+def test_ctrl_c_while_sbatch_takes_the_job_leaves_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, does in (
+        ("sbatch", "kill -INT $PPID; sleep 0.3; echo 17"),  # its answer comes after the signal
+        ("scancel", f'echo "$@" >>{tmp_path}/cancelled'),
+    ):
+        (commands / name).write_text(f"#!/bin/sh\n{does}\n")
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "train.py").touch()
+    topology = parse_topology("name: one\nnodes: 1\non: slurm")
+    with pytest.raises(KeyboardInterrupt):
+        BatchRun.submit(topology, Job(command=("train.py",), cwd=tmp_path))
+    assert (tmp_path / "cancelled").read_text() == "17\n"
+    assert list((tmp_path / "runs").glob("*/state.json")) == []
+
+
+def test_a_job_that_is_queued_anew_has_no_end(submitted: BatchRun) -> None:
+    directory = submitted.directory
+    directory.finish(Verdict("exit", 3, "rank 0 on node0: exited with code 3"))
+    directory.begin_again()
+    assert directory.read_json("verdict.json") is None
+    assert directory.info()["state"] == "running"
+    assert {"exit_code", "summary"}.isdisjoint(directory.info())
+    assert directory.info()["slurm"] == {"job": "17"}
 
 
 @pytest.mark.timeout(60)
