@@ -4,6 +4,8 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_AUDIT = 66
 """All ranks ended well, but the audit found errors."""
+EXIT_STALLED = 75
+"""No rank made progress, and the run was to end then (sysexits.h: EX_TEMPFAIL)."""
 EXIT_TIMEOUT = 124
 """As timeout(1) has it."""
 EXIT_INTERRUPTED = 130

@@ -11,6 +11,7 @@ from lab.runs import execute as driven
 from lab.runs.directory import RunDirectory
 from lab.runs.job import Job
 from lab.runs.listener import Listener
+from lab.runs.stall import Stall
 from lab.runs.stdin import Stdin
 from lab.runs.verdict import Verdict
 from lab.topology import Topology
@@ -26,6 +27,7 @@ def execute(
     timeout: float | None = None,
     max_restarts: int | None = None,
     stdin: Stdin | None = None,
+    stall: Stall | None = None,
     prepare: Callable[[Path], None] | None = None,
     deploy: bool = True,
 ) -> tuple[RunDirectory, Verdict]:
@@ -47,6 +49,7 @@ def execute(
             timeout=timeout,
             max_restarts=max_restarts,
             stdin=stdin,
+            stall=stall,
             prepare=prepare,
             deploy=deploy,
         )

@@ -94,7 +94,11 @@ class RunConsole:
             size = f" with {message['size']}" if "size" in message else ""
             text = f"{message['because']}: beginning again{size}"
             say(f"lab: {text}")
-        if message["type"] == "finding":
+        if message["type"] == "why" and message["because"] == "stall":
+            say(f"lab: no rank has made progress for {message['stalled_s']:.0f} s:")
+        if message["type"] == "finding" or (
+            message["type"] == "why" and message["because"] == "stall"
+        ):
             from lab.cli.findings import print_finding
             from lab.diagnose.finding import Finding
 

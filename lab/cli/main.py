@@ -25,6 +25,7 @@ from lab.cli import (
     runs,
     submit,
     trust,
+    why,
     zoo,
 )
 
@@ -53,6 +54,7 @@ _add(_HERE, "run", run.run, takes_rest=True)
 _add(_HERE, "ps", runs.ps)
 _add(_HERE, "logs", runs.logs)
 _add(_HERE, "show", manage.show)
+_add(_HERE, "why", why.why)
 _add(_HERE, "stop", manage.stop)
 _add(_HERE, "rm", manage.rm)
 _add(_HERE, "exec", labs.exec_, takes_rest=True)

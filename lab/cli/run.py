@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lab.runs import Job, Listener, RunDirectory, Verdict
+    from lab.runs.stall import Stall
     from lab.runs.stdin import Stdin
     from lab.topology import Topology
 
@@ -151,6 +152,21 @@ def run(
             show_default=False,
         ),
     ] = None,
+    stall: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Say why when no rank makes progress for so long; 0: never.",
+        ),
+    ] = "60s",
+    on_stall: Annotated[
+        str,
+        typer.Option(
+            "--on-stall",
+            metavar="WHAT",
+            help="Then go on (report), or end the run with exit code 75 (stop).",
+        ),
+    ] = "report",
     collect: Annotated[
         list[str] | None,
         typer.Option(
@@ -198,6 +214,7 @@ def run(
     from lab.topology import load_topology
 
     limit = None if timeout is None else seconds(timeout, "--timeout")
+    watch = _stall(stall, on_stall)
     if detach and as_json:
         raise UsageError("--detach prints the run's id; leave --json out, then lab show --json ID")
     if as_json and (quiet or rank):
@@ -235,6 +252,7 @@ def run(
         max_restarts=max_restarts,
         quiet=quiet,
         deploy=not no_deploy,
+        stall=watch,
     )
     if detach:
         start_detached(lambda started: _finish(go([console, started]), quiet))
@@ -246,6 +264,14 @@ def run(
         JsonConsole().event({"type": "verdict", **verdict.to_json()})
         raise typer.Exit(verdict.exit_code)
     raise typer.Exit(_finish(go([console], stdin=stdin), quiet))
+
+
+def _stall(after: str, then: str) -> "Stall":
+    from lab.runs.stall import Stall
+
+    if then not in ("report", "stop"):
+        raise UsageError(f"--on-stall {then}: it is report or stop")
+    return Stall(0.0 if after == "0" else seconds(after, "--stall"), stop=then == "stop")
 
 
 def _finish(outcome: "tuple[RunDirectory, Verdict]", quiet: bool) -> int:
@@ -278,6 +304,7 @@ def execute(
     timeout: float | None = None,
     max_restarts: int | None = None,
     stdin: "Stdin | None" = None,
+    stall: "Stall | None" = None,
     quiet: bool = False,
     deploy: bool = True,
 ) -> "tuple[RunDirectory, Verdict]":
@@ -298,5 +325,6 @@ def execute(
         timeout=timeout,
         max_restarts=max_restarts,
         stdin=stdin,
+        stall=stall,
         deploy=deploy,
     )

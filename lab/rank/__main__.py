@@ -79,6 +79,7 @@ def _report_exception(
         traceback="".join(traceback.format_exception(type(error), error, trace))[-20_000:],
         chain=_chain(error),
     )
+    events.send(type="state", probe=state(START_FOLDER, trace))
 
 
 def _text(error: BaseException) -> str:

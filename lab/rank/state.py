@@ -4,7 +4,9 @@ import os
 import sys
 import threading
 import time
-from types import FrameType
+import traceback
+from collections.abc import Iterable
+from types import FrameType, TracebackType
 from typing import Any
 
 from .frames import RANK, is_users, shown
@@ -37,12 +39,19 @@ def pulse(start_folder: str) -> Told:
     }
 
 
-def state(start_folder: str) -> Told:
-    """All that there is to tell: `threads`, `groups` and `collectives` of docs/why.md."""
+def state(start_folder: str, trace: TracebackType | None = None) -> Told:
+    """All that there is to tell: `threads`, `groups` and `collectives` of docs/why.md.
+
+    `trace`: of the exception with which the script has ended; it is what the main thread did.
+    """
+    found = threads(start_folder)
+    if trace is not None:
+        raised = [(frame, line) for frame, line in traceback.walk_tb(trace)]
+        found[0]["frames"] = _told(reversed(raised), start_folder)
     return {
         **pulse(start_folder),
         "pid": os.getpid(),
-        "threads": threads(start_folder),
+        "threads": found,
         "groups": groups(),
         "collectives": collectives(),
     }
@@ -71,21 +80,23 @@ def _began_here(frame: FrameType) -> bool:
 
 
 def _stack(innermost: FrameType, start_folder: str) -> list[Told]:
-    """The frames but those of lab's bootstrap and hooks."""
+    return _told(traceback.walk_stack(innermost), start_folder)
+
+
+def _told(frames: Iterable[tuple[FrameType, int]], start_folder: str) -> list[Told]:
+    """The frames, innermost first, but those of lab's bootstrap and hooks."""
     found: list[Told] = []
-    frame: FrameType | None = innermost
-    while frame is not None and len(found) < DEPTH:
+    for frame, line in frames:
         file = frame.f_code.co_filename
-        if not file.startswith((RANK, "<frozen runpy>")):
+        if not file.startswith((RANK, "<frozen runpy>")) and len(found) < DEPTH:
             found.append(
                 {
                     "file": shown(file, start_folder),
-                    "line": frame.f_lineno,
+                    "line": line,
                     "function": frame.f_code.co_qualname,
                     "user": is_users(file),
                 }
             )
-        frame = frame.f_back
     return found
 
 

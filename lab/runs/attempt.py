@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from signal import Signals
 from typing import Literal
 
-from lab.errors import EXIT_TIMEOUT, LabError
+from lab.errors import EXIT_STALLED, EXIT_TIMEOUT, LabError
 from lab.node.processes import peak_memory_kib
 from lab.node.protocol import Message, NodeJob
 from lab.runs.deadline import Deadline
 from lab.runs.failures import Failures
 from lab.runs.hints import hint_for_victim
+from lab.runs.inquiry import Inquiry
 from lab.runs.listener import Listener
 from lab.runs.nodes import QUEUE_LIMIT, AgentLink, Heartbeat, Inbox, connect
 from lab.runs.stdin import Stdin
@@ -33,7 +34,7 @@ GONE_PATIENCE = 1.0
 AGENT_PATIENCE = 10.0
 """Seconds for an agent to end after the last of its ranks had to."""
 
-Reason = Literal["failure", "interrupt", "timeout", "end"]
+Reason = Literal["failure", "interrupt", "timeout", "stall", "end"]
 """Why the ranks are ended."""
 
 
@@ -63,6 +64,7 @@ class Attempt:
         grace: float | None,
         deadline: Deadline,
         stdin: Stdin | None,
+        inquiry: Inquiry,
     ) -> None:
         """`grace` and `deadline` are those of the run; `stdin` is for rank 0."""
         self._topology = topology
@@ -73,6 +75,7 @@ class Attempt:
         self._failure_grace = FAILURE_GRACE if grace is None else grace
         self._deadline = deadline
         self._stdin = stdin
+        self._inquiry = inquiry
         self._inbox: Inbox = queue.Queue(QUEUE_LIMIT)
         self._links: dict[str, AgentLink] = {}
         self._heartbeat: Heartbeat | None = None
@@ -85,6 +88,7 @@ class Attempt:
         self._ended_well: set[int] = set()  # with 0, before we did
         self._stopped = False
         self._timed_out = False
+        self._stalled = False
         self._obeyed_interrupts = 0
         self._give_up_at: float | None = None
         self._look_at = 0.0  # when to ask next whether the nodes are alive
@@ -144,6 +148,7 @@ class Attempt:
             own = self._transport.address(link.node)
             link.send(type="start", master_addr=addr, master_port=port, addr=own)
         self._alive = {rank.rank for rank in self._topology.ranks()}
+        self._inquiry.begin(self._links.values(), f"{addr}:{port}")
 
     def _connect(self, job: NodeJob) -> None:
         node = self._topology.nodes[job.node_rank]
@@ -163,8 +168,14 @@ class Attempt:
             elif self._is_too_late():
                 self._timed_out = True
                 self._stop("timeout", self._grace)
-            elif not self._stopped and stop_at is not None and now >= stop_at:
-                self._stop("failure", self._failure_grace)
+            elif self._inquiry.wants_end and not self._stopped and stop_at is None:
+                self._stalled = True
+                self._stop("stall", self._failure_grace)
+            elif not self._stopped and stop_at is not None:
+                self._inquiry.on_failure()
+                if now >= stop_at and not self._inquiry.is_asking:
+                    self._stop("failure", self._failure_grace)
+            self._inquiry.step()
             if self._give_up_at is not None and (now > self._give_up_at or self._only_dead(now)):
                 # Closing their stdin has to do.
                 self._silent = tuple(n for n, link in self._links.items() if not link.done)
@@ -196,6 +207,7 @@ class Attempt:
             self._ended |= self._alive
         self._stopped = True
         self._failures.close()
+        self._inquiry.close()
         self._give_up_at = time.monotonic() + grace + AGENT_PATIENCE
         ranks = sorted(self._alive)
         self._listener.event({"type": "stop", "because": because, "grace": grace, "ranks": ranks})
@@ -210,12 +222,16 @@ class Attempt:
         if message is None:
             self._on_end(link)
         elif message["type"] == "log":
+            self._inquiry.on_output(message["rank"])
             self._listener.log(message["node"], message["rank"], message["stream"], message["data"])
         elif message["type"] == "stdin":
             self._on_stdin(link, message)
         elif message["type"] == "audit":
             self._listener.event(message)
+        elif message["type"] in ("state", "probed"):
+            self._inquiry.on_answer(link, message)
         else:
+            self._inquiry.on_event(message)
             self._listener.event(message)
             handler: Callable[[AgentLink, Message], None]
             handler = getattr(self, f"_on_{message['type']}")
@@ -225,6 +241,7 @@ class Attempt:
         """Rank 0 waits for input: send what there is, or come back here once there is some."""
         assert self._stdin is not None
         data = self._stdin.read(message["size"], lambda: self._inbox.put((link, message)))
+        self._inquiry.hold(data is None)
         if data is not None:
             link.send(type="stdin", data=data.decode("utf-8", "surrogateescape"))
 
@@ -305,6 +322,9 @@ class Attempt:
         elif self._timed_out:
             kind, code = "timeout", EXIT_TIMEOUT
             summary = f"not done after {self._deadline.timeout:g} s (--timeout)"
+        elif self._stalled:
+            kind, code = "stalled", EXIT_STALLED
+            summary = "no rank made progress (--stall)"
         else:
             ranks = self._world_size
             kind, code = "ok", 0
@@ -320,6 +340,7 @@ class Attempt:
             victims=victims,
             others=others,
             ended=tuple(sorted(self._ended - failed)) if kind != "interrupted" else (),
+            why=None if kind == "ok" else self._inquiry.conclude(first),
             hint=None if first is None else hint_for_victim(first, self._ended_well, self._ended),
             silent=self._silent,
             seconds=round(time.monotonic() - self._started_at, 3),

@@ -18,10 +18,13 @@ from lab.runs.deadline import Deadline
 from lab.runs.directory import RunDirectory, RunFiles, explained
 from lab.runs.elastic import ElasticAttempt, TorchrunAttempt
 from lab.runs.hints import hint_for
+from lab.runs.inquiry import Inquiry
 from lab.runs.job import Job
 from lab.runs.last_lines import LastLines
 from lab.runs.listener import Listener
 from lab.runs.nodes import node_jobs
+from lab.runs.questions import Desk
+from lab.runs.stall import Stall
 from lab.runs.stdin import Stdin
 from lab.runs.verdict import Failure, Kind, Verdict
 from lab.topology import Topology
@@ -48,6 +51,7 @@ class RunController:
         timeout: float | None = None,
         max_restarts: int | None = None,
         stdin: Stdin | None = None,
+        stall: Stall | None = None,
     ) -> None:
         """A run of a topology.
 
@@ -62,6 +66,7 @@ class RunController:
             max_restarts: how often to begin again after a failure; None: as often as the job's
                 `min_nodes` lets nodes be lost, since torchrun counts that as well.
             stdin: what rank 0 may read; None: nothing.
+            stall: how long no rank may make progress, and what then; None: the default.
         """
         self.topology = topology
         self.job = job
@@ -70,6 +75,7 @@ class RunController:
         self._deadline = Deadline(timeout)
         self.max_restarts = job.spare_nodes(topology) if max_restarts is None else max_restarts
         self._stdin = stdin
+        self._stall = stall or Stall()
         self.directory = RunDirectory.create(topology, job)
         self._claim = Claim.of_run(self.directory.path) if topology.on == "docker" else None
         self._listeners = listeners
@@ -147,6 +153,7 @@ class RunController:
     def _attempts(self) -> Verdict:
         restarts = 0
         ports_taken = 0
+        desk = Desk(self.directory.path)
         while True:
             attempt = self._kind_of_attempt()(
                 self.topology,
@@ -156,6 +163,7 @@ class RunController:
                 self.grace,
                 self._deadline,
                 self._stdin,
+                Inquiry(self.topology, self.transport, self, desk, self._stall),
             )
             run_id, run_dir = self.directory.id, self.directory.path
             jobs = [

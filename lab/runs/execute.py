@@ -10,6 +10,7 @@ from lab.runs.controller import RunController
 from lab.runs.directory import RunDirectory
 from lab.runs.job import Job
 from lab.runs.listener import Listener
+from lab.runs.stall import Stall
 from lab.runs.stdin import Stdin
 from lab.runs.verdict import Verdict
 from lab.topology import Topology
@@ -26,6 +27,7 @@ def execute(
     timeout: float | None = None,
     max_restarts: int | None = None,
     stdin: Stdin | None = None,
+    stall: Stall | None = None,
     prepare: Callable[[Path], None] | None = None,
     deploy: bool = True,
 ) -> tuple[RunDirectory, Verdict]:
@@ -41,7 +43,7 @@ def execute(
     _check_limits(grace, timeout, max_restarts)
     transport = transport_for(topology, job.cwd, job.requirements, deploy=deploy)
     controller = RunController(
-        topology, job, transport, listeners, grace, timeout, max_restarts, stdin
+        topology, job, transport, listeners, grace, timeout, max_restarts, stdin, stall
     )
     with progress as tell:
         controller.up(tell, prepare)

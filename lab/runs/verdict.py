@@ -11,7 +11,7 @@ from lab.node.protocol import Message
 from lab.node.victims import consequence
 from lab.node.words import shortened
 
-SCHEMA = 1
+SCHEMA = 2
 """Of verdict.json; docs/verdict.md describes it."""
 SPAWN_EXCEPTION = "ProcessRaisedException"
 """What torch.multiprocessing.spawn raises; its message ends with its child's own exception."""
@@ -26,6 +26,7 @@ Kind = Literal[
     "not-started",  # the nodes did not come up
     "lab-error",  # lab itself could not go on: the disk of the run directory is full
     "timeout",  # not done within --timeout
+    "stalled",  # no rank made progress for --stall seconds, with --on-stall stop
     "audit",  # all ranks ended well, but the audit found errors
     "interrupted",  # Ctrl-C, or another signal to lab itself
 ]
@@ -112,6 +113,8 @@ class Verdict:
     """Ranks that lab ended because of it."""
     hint: str | None = None
     """What to do about it, where that is known."""
+    why: Finding | None = None
+    """Why it failed or hung, and who did it (`lab why`)."""
     findings: tuple[Finding, ...] = ()
     """Of the audit (`lab run --audit`)."""
     silent: tuple[str, ...] = ()

@@ -41,7 +41,8 @@ def events_of(folder: Path, source: str) -> tuple[int, list[dict[str, Any]], str
     )
     os.close(writing)
     with os.fdopen(reading) as file:
-        return done.returncode, [json.loads(line) for line in file], done.stderr
+        events = [json.loads(line) for line in file]
+    return done.returncode, [one for one in events if one["type"] != "state"], done.stderr
 
 
 @pytest.mark.parametrize(

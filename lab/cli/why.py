@@ -1,0 +1,79 @@
+"""`lab why`: which rank a run waits for or has died of, where it is, and who is innocent."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lab.cli.console import progress_line
+from lab.cli.findings import print_finding
+from lab.cli.jobs import note_ends
+from lab.cli.options import JsonOption, RunArgument
+from lab.cli.output import say, write
+
+if TYPE_CHECKING:
+    from lab.runs import RunDirectory
+
+
+def why(
+    run_id: RunArgument = None,
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="Also where every thread of every rank is.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Why a run is stuck or has died: which rank, where it is, what it did differently.
+
+    A run that goes on is asked now; of one that has ended this says what was seen before its end.
+    """
+    from lab.diagnose.finding import Finding
+    from lab.runs import RunDirectory
+
+    run = RunDirectory.find(Path.cwd(), run_id)
+    note_ends([run])
+    answer = _answer(run)
+    if as_json:
+        print(json.dumps({"run": run.id, "state": run.state, **(answer or _nothing())}, indent=2))
+        return
+    if answer is None:
+        verdict = run.read_json("verdict.json") or {}
+        say(f"lab: run {run.id}: {verdict.get('summary', 'its controller was killed')}")
+        return
+    print_finding(Finding.from_json(answer["finding"]), sys.stdout)
+    if stacks:
+        write("\n".join(_stacks(answer["evidence"])) + "\n", sys.stdout)
+
+
+def _nothing() -> dict[str, Any]:
+    return {"schema": 1, "finding": None, "evidence": None}
+
+
+def _answer(run: "RunDirectory") -> dict[str, Any] | None:
+    """What a running run says now, or an ended one has left."""
+    from lab.runs.questions import ANSWER, ask, wait
+
+    if run.state == "running":
+        with progress_line() as progress:
+            progress(f"asking the ranks of run {run.id}")
+            return wait(run, ask(run))
+    answer = run.read_json(ANSWER)
+    return answer if isinstance(answer, dict) else None
+
+
+def _stacks(evidence: dict[str, Any]) -> list[str]:
+    """The stacks as Python's own tracebacks have them: the innermost frame last."""
+    lines = []
+    for rank, known in evidence["ranks"].items():
+        state = (known["process"] or {}).get("state") or "ended"
+        source = f", read by {known['source']}" if known["source"] else ""
+        lines.append(f"rank {rank} on {known['node']} (process {known['pid']}, {state}{source})")
+        if known["error"]:
+            lines.append(f"  {known['error']}")
+        for thread in known["threads"]:
+            lines.append(f"  {thread['name']}")
+            for frame in reversed(thread["frames"]):
+                place = f"{frame['file']}:{frame['line']}"
+                lines.append(f"    {place} in {frame['function']}")
+    return lines

@@ -1,0 +1,150 @@
+"""What is known of the ranks of a run at one moment, for the judge: docs/why.md describes it."""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lab.node.protocol import Message
+
+SCHEMA = 1
+"""Of the evidence, and of why.json."""
+PULSES = 8
+"""How many are kept of each rank."""
+SAID = ("threads", "groups", "collectives", "unused", "env")
+"""What the ranks' own answers have for the judge, each where it could be told."""
+
+
+@dataclass
+class RankRecord:
+    """One rank, as far as it has been heard of."""
+
+    node: str
+    pid: int | None = None
+    ended: Mapping[str, Any] | None = None
+    last_output: float | None = None
+    state: Message | None = None
+    """The answer to the last question for all."""
+    last_words: Message | None = None
+    """What it said of itself as its script raised."""
+    pulses: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=PULSES))
+
+    def beat(self, message: Message) -> None:
+        """Keep one pulse."""
+        probe = message["probe"] or {}
+        self.pulses.append(
+            {
+                "time": probe.get("time", time.time()),
+                "cpu_s": message["process"]["cpu_s"],
+                "seqs": probe.get("seqs", {}),
+                "pending": probe.get("pending", 0),
+                "where": probe.get("where"),
+            }
+        )
+
+    def to_json(self, local_rank: int) -> dict[str, Any]:
+        """Its part of the evidence."""
+        state = self.state or {}
+        told = state.get("probe") or (self.last_words or {}).get("probe") or {}
+        said = {name: told[name] for name in SAID if name in told}
+        return {
+            "node": self.node,
+            "local_rank": local_rank,
+            "pid": self.pid,
+            "ended": self.ended,
+            "process": state.get("process"),
+            "source": state.get("source") or ("probe" if told else None),
+            "error": state.get("error"),
+            "time": told.get("time", state.get("at")),
+            "last_output": self.last_output,
+            "threads": [],
+            "groups": [],
+            "collectives": [],
+            **said,
+            "pulses": list(self.pulses),
+        }
+
+
+@dataclass
+class NodeRecord:
+    """One node, as far as it has been heard of."""
+
+    alive: bool = True
+    answered: bool = True
+    """To the last question."""
+    ptrace: str | None = None
+    port: int | None = None
+    """Where the others may try to reach it."""
+    peers: Mapping[str, str] = field(default_factory=dict)
+    master: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Its part of the evidence."""
+        return {
+            "alive": self.alive,
+            "answered": self.answered,
+            "ptrace": self.ptrace,
+            "peers": dict(self.peers),
+            "master": self.master,
+        }
+
+
+class Record:
+    """All that has been heard of the ranks and nodes of one attempt."""
+
+    def __init__(self, nodes_of_ranks: Mapping[int, str], nodes: list[str]) -> None:
+        """Where the ranks are, as the topology has it."""
+        self.ranks = {rank: RankRecord(node) for rank, node in nodes_of_ranks.items()}
+        self.nodes = {name: NodeRecord() for name in nodes}
+        self.master: str | None = None
+
+    def on_started(self, message: Message) -> None:
+        """A rank has begun: perhaps another time, and perhaps elsewhere (torchrun)."""
+        self.ranks[message["rank"]] = RankRecord(message["node"], message["pid"])
+        world = message.get("world")
+        if world is not None:
+            self.master = world["master"]
+            for rank in [rank for rank in self.ranks if rank >= world["ranks"]]:
+                del self.ranks[rank]
+
+    def on_exit(self, message: Message) -> None:
+        """A rank has ended."""
+        known = self.ranks.get(message["rank"])
+        if known is not None:
+            known.ended = {"code": message["code"], "signal": message["signal"]}
+
+    def on_output(self, rank: int) -> None:
+        """A rank wrote."""
+        if rank in self.ranks:
+            self.ranks[rank].last_output = time.time()
+
+    def on_node(self, node: str, message: Message) -> None:
+        """All ranks of a node have answered."""
+        known = self.nodes[node]
+        known.answered = True
+        known.port = message["port"] or known.port
+        known.ptrace = message["ptrace"] or known.ptrace
+        known.peers = message["peers"] or known.peers
+        known.master = message.get("master") or known.master
+
+    def evidence(
+        self, because: str, stalled_s: float | None, failure: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """The document, of plain data."""
+        local: dict[str, int] = {}
+        ranks = {}
+        for rank, known in sorted(self.ranks.items()):
+            ranks[str(rank)] = known.to_json(local.setdefault(known.node, 0))
+            local[known.node] += 1
+        return {
+            "schema": SCHEMA,
+            "time": time.time(),
+            "because": because,
+            "stalled_s": None if stalled_s is None else round(stalled_s, 1),
+            "world_size": len(self.ranks),
+            "master": self.master,
+            "failure": failure,
+            "nodes": {name: known.to_json() for name, known in self.nodes.items()},
+            "ranks": ranks,
+        }

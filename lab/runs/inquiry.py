@@ -1,0 +1,287 @@
+"""Finds out why an attempt makes no progress or has failed, while it goes on.
+
+It asks the agents for pulses, and for all that there is to know when nothing has moved for too
+long, when `lab why` wants to know, and when a rank has failed, before the others are ended. Nobody
+waits for it but the end of a failed attempt, for a moment.
+"""
+
+import time
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from lab.diagnose.finding import Finding
+from lab.diagnose.why import diagnose
+from lab.errors import LabError
+from lab.node.protocol import Message
+from lab.runs.evidence import SCHEMA, Record
+from lab.runs.listener import Listener
+from lab.runs.nodes import AgentLink
+from lab.runs.questions import Desk
+from lab.runs.stall import Stall, StallWatch
+from lab.runs.verdict import Failure
+from lab.topology import Topology
+from lab.transport.base import Transport
+
+PULSE_PATIENCE = 1.5
+"""Seconds for a node to tell its ranks' pulses: what is silent for longer counts as silent."""
+STATE_PATIENCE = 4.0
+"""The same for all that there is to tell, stacks from outside included."""
+FAILURE_PATIENCE = 0.3
+"""The same when a rank has failed and the others wait for their end."""
+DESK_EVERY = 0.2
+"""Seconds between two looks for a question of `lab why`."""
+
+Because = Literal["asked", "stall", "failure"]
+
+
+@dataclass
+class _Round:
+    """One question to all agents, until it is answered or given up."""
+
+    number: int
+    asked_at: float
+    give_up_at: float
+    awaited: set[str]
+    """Nodes that have not answered."""
+    because: Because | None = None
+    """None: it is for pulses alone."""
+    stalled_s: float | None = None
+
+
+class Inquiry:
+    """Of one attempt. Its methods are called by the attempt's own loop, and do not block."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        transport: Transport,
+        listener: Listener,
+        desk: Desk,
+        stall: Stall,
+    ) -> None:
+        """`listener` gets an event of type `why` for each finding."""
+        self._transport = transport
+        self._listener = listener
+        self._desk = desk
+        self._stall = stall
+        self._record = Record(
+            {rank.rank: rank.node.name for rank in topology.ranks()},
+            [node.name for node in topology.nodes],
+        )
+        self._links: Collection[AgentLink] = ()
+        self._watch: StallWatch | None = None
+        self._round: _Round | None = None
+        self._rounds = 0
+        self._states: dict[int, Message] = {}
+        self._wanted: tuple[Because, float | None] | None = None
+        self._questions: list[int] = []
+        self._look_at = 0.0  # for questions
+        self._failed = False
+        self._evidence: dict[str, Any] | None = None  # of the failure
+        self.finding: Finding | None = None
+        """The last one about a stall, or about the failure."""
+        self.wants_end = False
+        """Whether a stall is to end the attempt."""
+
+    def begin(self, links: Collection[AgentLink], master: str) -> None:
+        """The ranks have been told to start."""
+        self._links = links
+        self._record.master = master
+        if self._stall.after:
+            self._watch = StallWatch(self._stall.after, time.monotonic())
+
+    # What the attempt hears
+
+    def on_output(self, rank: int) -> None:
+        """A rank wrote."""
+        self._record.on_output(rank)
+        self._progress()
+
+    def on_event(self, message: Message) -> None:
+        """Anything else that agents tell by themselves."""
+        if message["type"] == "started":
+            self._record.on_started(message)
+        elif message["type"] == "exit":
+            self._record.on_exit(message)
+        self._progress()
+
+    def _progress(self) -> None:
+        if self._watch is not None:
+            self._watch.progress(time.monotonic())
+
+    def hold(self, waits: bool) -> None:
+        """Rank 0 waits for input, or has got it: that is no stall of ours."""
+        if self._watch is not None:
+            self._watch.hold(waits, time.monotonic())
+
+    def on_answer(self, link: AgentLink, message: Message) -> None:
+        """A `state` or `probed` of an agent."""
+        node, current = link.node.name, self._round
+        if message["type"] == "state" and "id" not in message:
+            known = self._record.ranks.get(message["rank"])
+            if known is not None:
+                known.last_words = message
+        elif current is None or message["id"] != current.number:
+            return  # too late
+        elif message["type"] == "state":
+            self._states[message["rank"]] = message
+        else:
+            self._record.on_node(node, message)
+            current.awaited.discard(node)
+
+    # The clockwork
+
+    def step(self) -> None:
+        """Do what is due."""
+        now = time.monotonic()
+        if self._round is not None:
+            if not self._round.awaited or now >= self._round.give_up_at:
+                self._end_round(self._round)
+            return
+        if self._failed or not self._links:
+            return
+        if now >= self._look_at:
+            self._look_at = now + DESK_EVERY
+            question = self._desk.question()
+            if question is not None:
+                self._questions.append(question)
+                self._wanted = self._wanted or ("asked", None)
+        if self._wanted is not None:
+            if any(known.port is None for known in self._record.nodes.values()):
+                # The first round tells where the nodes can be tried.
+                self._ask("pulse", PULSE_PATIENCE)
+                for known in self._record.nodes.values():
+                    known.port = known.port or 0
+                return
+            because, stalled_s = self._wanted
+            self._wanted = None
+            self._ask("state", STATE_PATIENCE, because, stalled_s)
+        elif self._watch is not None and now >= self._watch.look_at:
+            self._ask("pulse", PULSE_PATIENCE)
+
+    def on_failure(self) -> None:
+        """A rank has failed: see what the others do, before they are ended."""
+        if not self._failed and self._links:
+            self._failed = True
+            self._ask("state", FAILURE_PATIENCE, "failure")
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether what the others do is not yet known."""
+        return self._round is not None and self._round.because == "failure"
+
+    def close(self) -> None:
+        """The ranks are ended now: what they do from here on is our doing."""
+        if self._round is not None and self._round.because == "failure":
+            self._end_round(self._round)
+        if self._failed and self._evidence is None:
+            self._evidence = self._record.evidence("failure", None, None)
+        self._links = ()
+        self._round = None
+
+    def conclude(self, failure: Failure | None) -> Finding | None:
+        """What is to be said in the verdict."""
+        self.close()
+        if failure is not None:
+            evidence = self._evidence or self._record.evidence("failure", None, None)
+            evidence["failure"] = asdict(failure)
+            self._judge(evidence)
+        return self.finding
+
+    # Rounds
+
+    def _ask(
+        self,
+        what: str,
+        patience: float,
+        because: Because | None = None,
+        stalled_s: float | None = None,
+    ) -> None:
+        self._rounds += 1
+        now = time.monotonic()
+        living = [link for link in self._links if not link.done]
+        nodes = self._record.nodes
+        # Who was silent just now is not waited for.
+        awaited = {link.node.name for link in living if nodes[link.node.name].answered}
+        awaited = awaited or {link.node.name for link in living}
+        self._round = _Round(self._rounds, now, now + patience, awaited, because, stalled_s)
+        self._states = {}
+        doors = {
+            link.node.name: (self._transport.address(link.node), nodes[link.node.name].port)
+            for link in living
+            if nodes[link.node.name].port
+        }
+        for link in living:
+            nodes[link.node.name].answered = False
+            name = link.node.name
+            others = {node: door for node, door in doors.items() if node != name}
+            peers = others if what == "state" and because != "failure" else {}
+            link.send(type="probe", id=self._rounds, what=what, peers=peers)
+
+    def _end_round(self, over: _Round) -> None:
+        self._round = None
+        for rank, message in self._states.items():
+            if rank in self._record.ranks:
+                self._record.ranks[rank].beat(message)
+        if over.because is None:
+            self._feed_watch(over)
+            return
+        for rank, known in self._record.ranks.items():
+            known.state = self._states.get(rank)
+        for link in self._links:
+            known_node = self._record.nodes[link.node.name]
+            known_node.alive = known_node.answered or (not link.done and self._is_alive(link))
+        evidence = self._record.evidence(over.because, over.stalled_s, None)
+        if over.because == "failure":
+            self._evidence = evidence
+            return
+        finding = self._judge(evidence)
+        if over.because == "stall":
+            self.finding = finding
+            self.wants_end = self._stall.stop and finding.kind != "slow"
+
+    def _is_alive(self, link: AgentLink) -> bool:
+        try:
+            return self._transport.alive(link.node)
+        except LabError:
+            return False
+
+    def _feed_watch(self, over: _Round) -> None:
+        if self._watch is None:
+            return
+        mute = {name for name, known in self._record.nodes.items() if not known.answered}
+        silent = {
+            rank
+            for rank, known in self._record.ranks.items()
+            if known.node in mute and known.ended is None
+        }
+        self._watch.feed(self._states, silent, over.asked_at)
+        stalled_s = self._watch.stalled_for(time.monotonic())
+        if stalled_s is not None:
+            self._wanted = ("stall", stalled_s)
+
+    def _judge(self, evidence: dict[str, Any]) -> Finding:
+        """Say and write down what the evidence shows."""
+        try:
+            finding = diagnose(evidence)
+        except Exception as error:  # noqa: BLE001 - a fault of the judge must not end the run
+            what = f"the evidence could not be judged: {type(error).__name__}: {error}"
+            finding = Finding("unknown", "error", what)
+        because = evidence["because"]
+        answer = {"schema": SCHEMA, "finding": finding.to_json(), "evidence": evidence}
+        self._desk.publish(answer)
+        for number in self._questions:
+            self._desk.answer(number, answer)
+        self._questions.clear()
+        if because == "failure":
+            self.finding = finding
+        self._listener.event(
+            {
+                "type": "why",
+                "because": because,
+                "stalled_s": evidence["stalled_s"],
+                "finding": finding.to_json(),
+            }
+        )
+        return finding

@@ -1,0 +1,122 @@
+"""Whether a run makes progress, by the pulses of its ranks.
+
+A rank makes progress when one of its process groups begins an operation, or when it writes. It
+computes while it uses the processor, however long that takes. A run is stalled when no rank makes
+progress and at least one of them waits: it uses no processor, or a collective of its own has not
+ended while its main thread stays in the same line. So a run in which all ranks compute for long
+without any collective is not; one in which a rank waits for another one that computes is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+LEAST, MOST = 0.5, 2.0
+"""Seconds between two pulses; in between a twelfth of the limit."""
+IDLE = 0.05
+"""Less than this part of a processor counts as none: a probe's own use is far less."""
+
+
+@dataclass(frozen=True)
+class Stall:
+    """What the user wants of it."""
+
+    after: float = 60.0
+    """Seconds without progress that are too many; 0: none are."""
+    stop: bool = False
+    """Whether the run is ended then."""
+
+
+@dataclass
+class _Seen:
+    """Of one rank, at its last pulse."""
+
+    at: float
+    seqs: Mapping[str, int]
+    line: str | None
+    cpu_s: float | None
+
+
+class StallWatch:
+    """Takes what the ranks show. Times are of a monotonic clock, in seconds."""
+
+    def __init__(self, limit: float, now: float) -> None:
+        """`limit`: seconds without progress that are too many."""
+        self.limit = limit
+        self.interval = min(max(limit / 12, LEAST), MOST)
+        self._since = now
+        self._asked_at = now
+        self._seen: dict[int, _Seen] = {}
+        self._waits_since: dict[int, float] = {}
+        self._is_told = False
+        self._is_held = False
+
+    def hold(self, waits: bool, now: float) -> None:
+        """A rank waits for the user, or does not any more."""
+        self._is_held = waits
+        self.progress(now)
+
+    def progress(self, now: float) -> None:
+        """Something has happened: a rank wrote, began, or ended."""
+        self._since = now
+        self._is_told = False
+
+    @property
+    def look_at(self) -> float:
+        """When the next pulse is due; none is while there is output."""
+        due = max(self._since, self._asked_at) + self.interval
+        if self._is_told or not self._waits_since:
+            return due
+        return min(due, max(self._over_at, self._asked_at + LEAST / 2))
+
+    @property
+    def _over_at(self) -> float:
+        """When it will have been too long, as things are (where somebody waits)."""
+        return max(self._since, min(self._waits_since.values())) + self.limit
+
+    def feed(self, pulses: Mapping[int, Mapping[str, Any]], silent: set[int], now: float) -> None:
+        """Take one pulse of each rank.
+
+        Args:
+            pulses: by rank the agent's `state`: `process`, and in `probe` `seqs`, `pending`, `at`.
+            silent: ranks of nodes that did not answer.
+            now: when they were asked for.
+        """
+        for rank in silent:
+            self._waits_since.setdefault(rank, now)
+        for rank, told in pulses.items():
+            self._feed(rank, told["process"], told["probe"] or {}, now)
+        gone = self._seen.keys() - pulses.keys() - silent
+        for rank in gone:
+            del self._seen[rank]
+            self._waits_since.pop(rank, None)
+        self._asked_at = now
+
+    def _feed(
+        self, rank: int, process: Mapping[str, Any], probe: Mapping[str, Any], now: float
+    ) -> None:
+        before = self._seen.get(rank)
+        seen = _Seen(now, probe.get("seqs", {}), probe.get("at"), process["cpu_s"])
+        self._seen[rank] = seen
+        if before is None:
+            return
+        if probe and seen.seqs != before.seqs:
+            self.progress(now)
+        stays = probe.get("pending", 0) > 0 and seen.line == before.line
+        if stays or _is_idle(before, seen, busy=bool(process["busy"])):
+            self._waits_since.setdefault(rank, before.at)
+        else:
+            self._waits_since.pop(rank, None)
+
+    def stalled_for(self, now: float) -> float | None:
+        """Seconds without progress, once for each stall, when they are too many."""
+        if self._is_told or self._is_held or not self._waits_since or now < self._over_at:
+            return None
+        self._is_told = True
+        return now - self._since
+
+
+def _is_idle(before: _Seen, after: _Seen, *, busy: bool) -> bool:
+    if before.cpu_s is None or after.cpu_s is None:
+        return True  # it has ended, or the system does not tell
+    return not busy and after.cpu_s - before.cpu_s < IDLE * (after.at - before.at)
