@@ -209,6 +209,7 @@ class SlurmLab:
                 network_mode=self.lab_id,
                 mounts=[Mount(str(self.folder), str(self.folder), type="bind")],
                 init=True,
+                shm_size="256m",  # the engine's 64m are too few for workers of a DataLoader
                 cap_drop=["ALL"],
                 cap_add=list(CAPABILITIES),
                 security_opt=["no-new-privileges", "label:disable"],

@@ -14,6 +14,7 @@ from lab.packaged import packaged
 from lab.topology import Topology
 
 TEMPLATE = "job.sbatch.j2"
+DOCTOR = "doctor.j2"
 WIDTH = 96
 
 
@@ -45,7 +46,7 @@ def render_sbatch(topology: Topology, command: tuple[str, ...] | None = None) ->
             backend=topology.resolved_backend(),
             launcher=slurm.launcher,
             slurm=slurm,
-            options=_options(topology),
+            options=options(topology),
             min_nodes=topology.min_nodes or topology.nnodes,
             elastic=topology.is_elastic,
             slots=counts[0] if len(counts) == 1 else None,
@@ -56,7 +57,36 @@ def render_sbatch(topology: Topology, command: tuple[str, ...] | None = None) ->
             env=topology.env,
             job=None if command is None else shlex.join(command),
             srun=_srun(topology),
-            inside=_inside(topology),
+            inside=inside(topology),
+        )
+    )
+
+
+def render_srun(topology: Topology, minutes: int, *, allocated: bool) -> str:
+    """A script that has srun start one Python on each host, with the first argument as its code.
+
+    Args:
+        topology: its section `slurm` says what is asked for.
+        minutes: how long a job of its own may take.
+        allocated: whether this is in an allocation already.
+    """
+    wanted = {
+        *("job-name", "nodes", "cpus-per-task", "gpus-per-node", "gres", "mem", "partition"),
+        *("account", "qos", "constraint", "reservation", "exclusive"),
+    }
+    asked = [one for one in options(topology) if one.partition("=")[0] in wanted]
+    words = [f"--{one}" for one in asked] + [f"--time={minutes}"]
+    if allocated:  # beside what may run there
+        words = [f"--nodes={topology.nnodes}", "--overlap"]
+    words += ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--unbuffered"]
+    return (
+        _environment()
+        .get_template(DOCTOR)
+        .render(
+            slurm=topology.slurm,
+            env=topology.env,
+            options=" ".join([*map(shlex.quote, words), *container_options(topology)]),
+            inside=inside(topology),
         )
     )
 
@@ -83,7 +113,7 @@ def _nodes(topology: Topology) -> str:
     return str(fewest) if fewest == topology.nnodes else f"{fewest}-{topology.nnodes}"
 
 
-def _options(topology: Topology) -> list[str]:
+def options(topology: Topology) -> list[str]:
     """What stands after `#SBATCH --`, one item a line."""
     slurm = topology.slurm
     most = max(node.slots for node in topology.nodes)
@@ -134,17 +164,23 @@ def _srun(topology: Topology) -> str:
     if slurm.launcher == "srun":
         mixed = len({node.slots for node in topology.nodes}) > 1
         words.append(f"--distribution={'arbitrary' if mixed else 'block'}")
-    if slurm.container is not None and slurm.container.runtime == "pyxis":
-        mounts = "".join(f",{mount}" for mount in slurm.container.mounts)
-        words += [
-            f"--container-image={shlex.quote(slurm.container.image)}",
-            f'--container-mounts="$PWD:$PWD{mounts}"',
-            '--container-workdir="$PWD"',
-        ]
-    return " ".join(words)
+    return " ".join([*words, *container_options(topology)])
 
 
-def _inside(topology: Topology) -> str:
+def container_options(topology: Topology) -> list[str]:
+    """The options of srun, quoted for a shell, that have pyxis start the topology's container."""
+    container = topology.slurm.container
+    if container is None or container.runtime != "pyxis":
+        return []
+    mounts = "".join(f",{mount}" for mount in container.mounts)
+    return [
+        f"--container-image={shlex.quote(container.image)}",
+        f'--container-mounts="$PWD:$PWD{mounts}"',
+        '--container-workdir="$PWD"',
+    ]
+
+
+def inside(topology: Topology) -> str:
     """What a command is put behind so that it runs in the container; with a space at its end."""
     slurm = topology.slurm
     if slurm.container is None or slurm.container.runtime != "apptainer":

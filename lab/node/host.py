@@ -85,11 +85,11 @@ def interface_towards(name: str) -> str | None:
     with socket.socket(family, kind) as probe:
         probe.connect(address)  # sends nothing
         own = probe.getsockname()[0].partition("%")[0]
-    found = _ipv6_interfaces() if family == socket.AF_INET6 else _ipv4_interfaces()
+    found = ipv6_interfaces() if family == socket.AF_INET6 else ipv4_interfaces()
     return found.get(socket.inet_pton(family, own))
 
 
-def _ipv4_interfaces() -> dict[bytes, str]:
+def ipv4_interfaces() -> dict[bytes, str]:
     """Packed address -> interface (netdevice(7), SIOCGIFADDR; Linux)."""
     if sys.platform != "linux":
         return {}
@@ -105,7 +105,8 @@ def _ipv4_interfaces() -> dict[bytes, str]:
     return found
 
 
-def _ipv6_interfaces() -> dict[bytes, str]:
+def ipv6_interfaces() -> dict[bytes, str]:
+    """Packed address -> interface (Linux)."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/net/if_inet6").read_text().splitlines()
         return {bytes.fromhex(line.split()[0]): line.split()[-1] for line in lines}

@@ -1,9 +1,9 @@
 """What the nodes of a topology tell of themselves: `lab.node.facts`, on all of them at once."""
 
+import contextlib
 import json
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from lab.deploy.program import program, start_line
 from lab.deploy.visit import NOT_FOUND
 from lab.errors import LabError
 from lab.node.facts import CLOCK
+from lab.threads import side_by_side
 from lab.topology import Node
 from lab.transport.base import Transport
 
@@ -56,17 +57,16 @@ def gather(transport: Transport, folder: str) -> list[NodeFacts]:
             return NodeFacts(node.name, transport.address(node), problem=str(error))
 
     nodes = transport.topology.nodes
-    with ThreadPoolExecutor(min(PARALLEL, len(nodes))) as pool:
-        return list(pool.map(one, nodes))
+    return side_by_side(one, nodes, PARALLEL)
 
 
 def _ask(transport: Transport, node: Node, folder: str) -> NodeFacts:
     problem = "there is no Python"
-    for channel in _pythons(transport, node):
+    for channel in pythons(transport, node):
         try:
             channel.send(program(["lab.node.memory", "lab.node.facts"], OLDEST_PYTHON))
             channel.send(json.dumps(folder).encode() + b"\n")
-            answers = _answers(channel)
+            answers = messages(channel)
             facts = next(answers, None)
             if facts is None:
                 if channel.wait(timeout=10) == NOT_FOUND:
@@ -83,8 +83,12 @@ def _ask(transport: Transport, node: Node, folder: str) -> NodeFacts:
     raise LabError(problem)
 
 
-def _pythons(transport: Transport, node: Node) -> Iterator[Channel]:
-    """The node's Pythons, started, the one that ranks would have first."""
+def pythons(transport: Transport, node: Node) -> Iterator[Channel]:
+    """The node's Pythons, waiting for a program, the one that ranks would have first.
+
+    Raises:
+        LabError: the node cannot be reached.
+    """
     if transport.topology.on == "ssh":
         from lab.transport.ssh import SshTransport
 
@@ -99,23 +103,23 @@ def _pythons(transport: Transport, node: Node) -> Iterator[Channel]:
         yield transport.start(node, start_line(python), cwd="/")
 
 
-def _answers(channel: Channel) -> Iterator[dict[str, Any]]:
+def messages(channel: Channel, errors: bytearray | None = None) -> Iterator[dict[str, Any]]:
+    """What a program says there, one JSON document a line; a shell's greeting is passed over.
+
+    What comes on stderr is appended to `errors`.
+    """
     pending = b""
     for stream, data in channel.output():
-        if stream == "out":
+        if stream == "err" and errors is not None:
+            errors += data
+        elif stream == "out":
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
-                yield from _messages([line])
-
-
-def _messages(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        try:
-            message = json.loads(line)
-        except ValueError:  # a shell's greeting
-            continue
-        if isinstance(message, dict):
-            yield message
+                message = None
+                with contextlib.suppress(ValueError):
+                    message = json.loads(line)
+                if isinstance(message, dict):
+                    yield message
 
 
 def _clock(channel: Channel, answers: Iterator[dict[str, Any]]) -> tuple[float, float]:
