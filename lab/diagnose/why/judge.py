@@ -1,16 +1,46 @@
-"""From the evidence to the verdict."""
+"""From the evidence to the verdict: one question after another, and the first answer counts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lab.diagnose.finding import Finding
+from lab.diagnose.why.absent import judge_absent
+from lab.diagnose.why.deadlock import judge_deadlock
+from lab.diagnose.why.differing import judge_differing
+from lab.diagnose.why.evidence import Evidence
+from lab.diagnose.why.failed import judge_aborted, judge_failed, judge_victim
+from lab.diagnose.why.late import judge_late
+from lab.diagnose.why.progress import judge_progress
+from lab.diagnose.why.start import judge_start
+from lab.diagnose.why.unknown import unknown
+from lab.diagnose.why.waits import Wait, waits_of
+
+Question = Callable[[Evidence, Mapping[int, Wait]], Finding | None]
+
+QUESTIONS: tuple[Question, ...] = (
+    judge_failed,  # did a rank fail by itself?
+    judge_progress,  # does it hang at all?
+    judge_absent,  # are all processes and nodes there, and can they reach each other?
+    judge_start,  # have all ranks joined?
+    judge_differing,  # do they call the same collectives?
+    judge_aborted,  # of the same sizes?
+    judge_late,  # for whom does everybody wait, and what does that rank do?
+    judge_deadlock,  # do they wait in a circle?
+    judge_victim,  # a rank lost its peers
+)
+"""In the order in which a person would ask: what comes first would falsify what follows."""
 
 
 def diagnose(evidence: Mapping[str, Any]) -> Finding:
-    """Name who is guilty of a hang, or of the end of a run.
+    """Name who is guilty of a hang, or of the end of a run; `unknown` where nothing tells.
 
     Args:
         evidence: what was gathered from the nodes and ranks: docs/why.md describes it.
     """
-    size = evidence["world_size"]
-    return Finding("unknown", "error", f"nothing tells which of the {size} ranks is guilty")
+    seen = Evidence.from_json(evidence)
+    waits = waits_of(seen)
+    for question in QUESTIONS:
+        finding = question(seen, waits)
+        if finding is not None:
+            return finding
+    return unknown(seen, waits)

@@ -1,0 +1,136 @@
+"""The verdict on what is not there: processes that are paused or gone, nodes that do not answer."""
+
+from collections.abc import Mapping
+
+from lab.diagnose.finding import Finding
+from lab.diagnose.why.evidence import Evidence, Node
+from lab.diagnose.why.waits import Wait, innocents
+from lab.diagnose.why.wording import who
+from lab.diagnose.words import ranks_in_words
+
+
+def judge_absent(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
+    """Name the processes and nodes without which nothing can go on; None where all are there."""
+    return _paused(evidence, waits) or _silent(evidence, waits) or _cut_off(evidence, waits)
+
+
+def _paused(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
+    stopped = tuple(sorted(n for n, rank in evidence.ranks.items() if rank.is_stopped))
+    if not stopped:
+        return None
+    rank = evidence.ranks[stopped[0]]
+    site = next((frame for frame in rank.frames if frame.user), None)
+    return Finding(
+        "paused",
+        "error",
+        f"{who(stopped, evidence)} {_is(stopped)} paused: a signal (SIGSTOP, or Ctrl-Z) or a "
+        "debugger has stopped the process",
+        ranks=stopped,
+        nodes=evidence.nodes_of(stopped),
+        file=site.file if site else None,
+        line=site.line if site else None,
+        function=site.function if site else None,
+        innocent=innocents(waits, stopped),
+        evidence=tuple(
+            f"the process of rank {number} is in state {evidence.ranks[number].process_state}"
+            for number in stopped
+        ),
+        cure="let it go on (kill -CONT), or end the run",
+    )
+
+
+def _silent(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
+    """Processes that are gone without a word, and nodes that do not answer."""
+    gone = tuple(sorted(n for n, rank in evidence.ranks.items() if rank.is_gone))
+    silent = [node for node in evidence.nodes.values() if not (node.alive and node.answered)]
+    there = tuple(
+        sorted(n for n, r in evidence.ranks.items() if r.node in {s.name for s in silent})
+    )
+    if silent:
+        frozen = all(_is_frozen(evidence, node) for node in silent)
+        names = ", ".join(node.name for node in silent)
+        verb = "do" if len(silent) > 1 else "does"
+        what = "is gone" if not silent[0].alive else "does not answer"
+        if frozen:
+            what = f"{verb} not answer, but its network does: its processes are frozen"
+        return Finding(
+            "paused" if frozen else "dead",
+            "error",
+            f"{names} {what}; {ranks_in_words(there)} {_is(there)} there",
+            ranks=there,
+            nodes=tuple(node.name for node in silent),
+            innocent=innocents(waits, there),
+            evidence=tuple(_of_node(evidence, node) for node in silent),
+            cure="look whether the node is paused or overloaded"
+            if frozen
+            else "look whether the node runs, and can be reached",
+        )
+    if gone:
+        return Finding(
+            "dead",
+            "error",
+            f"{who(gone, evidence)} {_is(gone)} dead: the process is gone without a word",
+            ranks=gone,
+            nodes=evidence.nodes_of(gone),
+            innocent=innocents(waits, gone),
+            evidence=tuple(f"there is no process of rank {number} any more" for number in gone),
+        )
+    return None
+
+
+def _is_frozen(evidence: Evidence, node: Node) -> bool:
+    """Whether its kernel answers other nodes while its agent answers nobody."""
+    seen = [peer.peers[node.name] for peer in evidence.nodes.values() if node.name in peer.peers]
+    return node.alive and bool(seen) and all(how in ("ok", "refused") for how in seen)
+
+
+def _of_node(evidence: Evidence, node: Node) -> str:
+    seen = [
+        f"{peer.name}: {peer.peers[node.name]}"
+        for peer in evidence.nodes.values()
+        if node.name in peer.peers
+    ]
+    state = "is not alive" if not node.alive else "is alive and does not answer"
+    return f"{node.name} {state}" + (
+        f"; as seen from other nodes, {', '.join(seen)}" if seen else ""
+    )
+
+
+def _cut_off(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
+    """Nodes that cannot reach each other: the one that no other can reach is the guilty one."""
+    pairs = {
+        (min(node.name, other), max(node.name, other)): how
+        for node in evidence.nodes.values()
+        for other in node.cut_off_from
+        if (how := node.peers[other])
+    }
+    if not pairs or not waits:
+        return None
+    alone = [
+        name
+        for name in evidence.nodes
+        if len(evidence.nodes) > 2
+        and all(_pair(name, other) in pairs for other in evidence.nodes if other != name)
+    ]
+    names = sorted(alone) or sorted({name for pair in pairs for name in pair})
+    there = tuple(sorted(n for n, rank in evidence.ranks.items() if rank.node in names))
+    words = [f"{a} and {b}" for a, b in sorted(pairs)]
+    return Finding(
+        "partitioned",
+        "error",
+        f"the network is cut: {', '.join(words[:4])} cannot reach each other"
+        + (f" ({len(words)} pairs of nodes in all)" if len(words) > 4 else ""),
+        ranks=there,
+        nodes=tuple(names),
+        innocent=innocents(waits, there),
+        evidence=tuple(f"between {a} and {b}: {how}" for (a, b), how in sorted(pairs.items())),
+        cure="look at the route and the firewall between these nodes (lab doctor)",
+    )
+
+
+def _pair(one: str, other: str) -> tuple[str, str]:
+    return min(one, other), max(one, other)
+
+
+def _is(ranks: tuple[int, ...]) -> str:
+    return "is" if len(ranks) == 1 else "are"

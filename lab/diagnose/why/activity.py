@@ -1,0 +1,102 @@
+"""What a rank is doing, from the stack of its main thread."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from lab.diagnose.why.evidence import Frame, Json, Rank
+
+
+class Doing(Enum):
+    """What a stack tells."""
+
+    RENDEZVOUS = "joins the process group"
+    COMMUNICATION = "is in a call of torch.distributed"
+    BACKWARD = "is in backward"  # where DDP and FSDP wait in C++, unseen by the stack
+    DATA = "waits for its data loader"
+    SAVING = "saves a checkpoint"
+    LOADING = "loads a checkpoint"
+    ELSE = "is in its own code"
+    UNKNOWN = "has no stack to look at"
+
+
+def name_of(frame: Frame) -> str:
+    """The function's name without that of its class."""
+    return frame.function.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a rank does, and the line of the user's code from which it does it."""
+
+    doing: Doing
+    function: str | None = None
+    """The library's function that the user's code has called."""
+    site: Frame | None = None
+    arguments: Json = field(default_factory=dict)
+    """Those of that call, where it is one of torch.distributed."""
+
+
+_RENDEZVOUS = ("init_process_group", "_env_rendezvous_handler", "rendezvous")
+_DATA = ("/torch/utils/data/", "/torchdata/", "/datasets/iterable_dataset.py")
+_CHECKPOINT = ("/torch/serialization.py", "/torch/distributed/checkpoint/", "/safetensors/")
+_WRAPPERS = ("wrapper", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn", "inner")
+"""Functions that only call what they wrap."""
+
+
+def activity_of(rank: Rank) -> Activity:
+    """Read the stack from the inside outwards, and take the first thing it tells.
+
+    A data loader that runs in the main thread calls the user's dataset, so that the line told of
+    is the dataset's; with workers, it is that of the loop.
+    """
+    if not rank.frames:
+        return Activity(Doing.UNKNOWN)
+    site, callee = _user_frame(rank.frames)
+    function = None if callee is None else name_of(callee)
+    communication = [frame for frame in rank.frames if _is_torch_distributed(frame)]
+    outermost = communication[-1] if communication else None
+    if any(name_of(frame) in _RENDEZVOUS for frame in communication):
+        arguments = _merged(communication)
+        return Activity(Doing.RENDEZVOUS, "init_process_group", site, arguments)
+    for frame in rank.frames:
+        if _has(frame, _CHECKPOINT):
+            reads = function is not None and "load" in function
+            return Activity(Doing.LOADING if reads else Doing.SAVING, function, site)
+        if _has(frame, _DATA):
+            return Activity(Doing.DATA, function, site)
+        if frame.user:
+            break
+    if outermost is not None:
+        return Activity(Doing.COMMUNICATION, name_of(outermost), site, outermost.arguments or {})
+    if any(name_of(frame) == "_engine_run_backward" for frame in rank.frames):
+        return Activity(Doing.BACKWARD, "backward", site)
+    if any(_has(frame, _DATA) for frame in rank.frames):  # it has called the user's dataset
+        return Activity(Doing.DATA, function, site)
+    return Activity(Doing.ELSE, function, site)
+
+
+def _user_frame(frames: tuple[Frame, ...]) -> tuple[Frame | None, Frame | None]:
+    """The innermost frame of the user's code, and the library's frame that it has called."""
+    callee: Frame | None = None
+    for frame in frames:
+        if frame.user:
+            return frame, callee
+        if name_of(frame) not in _WRAPPERS:
+            callee = frame
+    return None, callee
+
+
+def _is_torch_distributed(frame: Frame) -> bool:
+    return "/torch/distributed/" in frame.file and name_of(frame) not in _WRAPPERS
+
+
+def _merged(frames: list[Frame]) -> Json:
+    """All arguments along a stack: what an inner frame has is what came of it."""
+    merged: dict[str, object] = {}
+    for frame in reversed(frames):
+        merged.update({k: v for k, v in (frame.arguments or {}).items() if v is not None})
+    return merged
+
+
+def _has(frame: Frame, parts: tuple[str, ...]) -> bool:
+    return any(part in frame.file for part in parts)

@@ -1,0 +1,132 @@
+"""The verdict on ranks that call different collectives."""
+
+from collections.abc import Mapping
+
+from lab.diagnose.finding import Finding, Innocent
+from lab.diagnose.why.evidence import Collective, Evidence
+from lab.diagnose.why.sequences import Divergence, first_divergence
+from lab.diagnose.why.waits import Wait, innocents
+from lab.diagnose.why.wording import (
+    call_in_words,
+    called_at,
+    group_in_words,
+    short_in_words,
+    who,
+)
+from lab.diagnose.words import ranks_in_words
+
+CURES = {
+    "skipped-collective": "let every rank make this call, also one that has nothing to add",
+    "extra-collective": "make this call on all ranks of the group, or on none: "
+    "move it out of the condition that only some ranks meet",
+    "mismatched-collective": "give all ranks the same operation, and tensors of the same shape "
+    "and dtype, at this point",
+}
+
+
+def judge_differing(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
+    """Name the rank whose list of collectives is not as the others'; None where they are equal."""
+    found = first_divergence(evidence)
+    if found is None:
+        return None
+    if not found.certain:
+        return _nobody_in_particular(evidence, found, waits)
+    unused = _unused(evidence, found)
+    place = found.called.site
+    return Finding(
+        "unused-parameter" if unused else found.kind,
+        "error",
+        _summary(evidence, found) + (f"; no gradient: {', '.join(unused)}" if unused else ""),
+        ranks=found.ranks,
+        nodes=evidence.nodes_of(found.ranks),
+        file=place.file if place else None,
+        line=place.line if place else None,
+        function=place.function if place else None,
+        innocent=innocents(waits, found.ranks) or _callers(found.others, found.expected),
+        evidence=_seen(evidence, found),
+        cure="use every parameter in every forward pass on every rank, or pass "
+        "find_unused_parameters=True to DDP"
+        if unused
+        else CURES[found.kind],
+    )
+
+
+def _summary(evidence: Evidence, found: Divergence) -> str:
+    guilty, others = who(found.ranks, evidence), ranks_in_words(found.others)
+    call = call_in_words(found.called, evidence) + called_at(found.called)
+    expected = called_at(found.expected)
+    if found.kind == "skipped-collective":
+        further = f" and {found.count - 1} more" if found.count > 1 else ""
+        went_on = short_in_words(found.called) + called_at(found.called)
+        return (
+            f"{guilty} skipped {call_in_words(found.expected, evidence)}{further}, which {others} "
+            f"called{expected}, and went on to {went_on}"
+        )
+    if found.kind == "extra-collective":
+        return (
+            f"{guilty} called {call}, which {others} did not: "
+            f"they went on to {short_in_words(found.expected)}{expected}"
+        )
+    return (
+        f"{guilty} called {call}, where {others} called {short_in_words(found.expected)}{expected}"
+    )
+
+
+def _nobody_in_particular(
+    evidence: Evidence, found: Divergence, waits: Mapping[int, Wait]
+) -> Finding:
+    """As many ranks on one side as on the other, and no earlier round of a loop to compare with."""
+    sides = [(found.others, found.expected), (found.ranks, found.called)]
+    told = [
+        f"{who(ranks, evidence)} called {short_in_words(call)}{called_at(call)}"
+        for ranks, call in sorted(sides, key=lambda side: side[0])
+    ]
+    ranks = tuple(sorted({*found.others, *found.ranks}))
+    place = found.called.site if found.called.site == found.expected.site else None
+    number = f"collective #{found.seq} of {group_in_words(found.group, evidence)}"
+    return Finding(
+        "mismatched-collective",
+        "error",
+        f"as {number}, {' and '.join(told)}",
+        ranks=ranks,
+        nodes=evidence.nodes_of(ranks),
+        file=place.file if place else None,
+        line=place.line if place else None,
+        function=place.function if place else None,
+        innocent=innocents(waits, ranks),
+        evidence=(
+            *_seen(evidence, found),
+            "as many ranks did the one as the other, so that nothing tells which of them is right",
+        ),
+        cure=CURES["mismatched-collective"],
+    )
+
+
+def _seen(evidence: Evidence, found: Divergence) -> tuple[str, ...]:
+    group = group_in_words(found.group, evidence)
+    seen = [
+        f"up to #{found.seq - 1} the ranks' collectives of {group} are the same"
+        if found.seq > 1
+        else f"the ranks differ in the first collective of {group}"
+    ]
+    for ranks, call in ((found.others, found.expected), (found.ranks, found.called)):
+        what = f"{short_in_words(call)}{called_at(call)}"
+        seen.append(f"#{found.seq} of {ranks_in_words(ranks)}: {what}")
+    return tuple(seen)
+
+
+def _unused(evidence: Evidence, found: Divergence) -> tuple[str, ...]:
+    """Parameters that the guilty ranks alone got no gradient for, where DDP's call was skipped."""
+    if found.kind != "skipped-collective" or found.expected.via != "backward":
+        return ()
+    of_others = {name for rank in found.others for name in evidence.ranks[rank].unused}
+    return tuple(name for name in evidence.ranks[found.ranks[0]].unused if name not in of_others)
+
+
+def _callers(ranks: tuple[int, ...], call: Collective) -> tuple[Innocent, ...]:
+    """Who called what should have been called, where nobody waits any more."""
+    site = call.site
+    what = f"called {short_in_words(call)}"
+    if site is None:
+        return (Innocent(ranks, what, since=call.time),)
+    return (Innocent(ranks, what, site.file, site.line, site.function, call.time),)

@@ -1,0 +1,240 @@
+"""What was gathered from nodes and ranks, as typed objects: docs/why.md describes the document."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+Json = Mapping[str, Any]
+GroupKey = tuple[str, tuple[int, ...]]
+"""A process group: its name, which ranks may use for different groups, and its global ranks."""
+
+STOPPED = ("T", "t")
+"""States of a process (proc(5)) that a signal or a debugger has stopped."""
+GONE = ("Z", "X", "gone")
+BUSY = 0.3
+"""Share of a core above which a process works. Low, since it may have to share its core."""
+IDLE = 0.05
+"""Share of a core below which it waits."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of a stack."""
+
+    file: str
+    line: int | None
+    function: str
+    user: bool = False
+    """The user's own code, not a library's."""
+    arguments: Json | None = None
+    """In torch.distributed: group, src, dst and their like."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One operation of one process group, as one rank called it."""
+
+    group: GroupKey
+    seq: int
+    op: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    done: bool
+    time: float | None
+    site: Frame | None
+    """The line of the user's code that called it."""
+    via: str | None
+    """The library's function that was called there: `all_reduce`, `backward`."""
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """How far a rank was at one time."""
+
+    time: float
+    cpu_s: float | None
+    seqs: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank, as far as it answered."""
+
+    number: int
+    node: str
+    local_rank: int
+    ended: Json | None
+    """`code` and `signal` of its end."""
+    process_state: str | None
+    """R, S, D, T, Z or gone."""
+    source: str | None
+    error: str | None
+    """Why there is no stack."""
+    frames: tuple[Frame, ...]
+    """Of the main thread, innermost first."""
+    groups: frozenset[GroupKey]
+    collectives: tuple[Collective, ...]
+    """In the order in which they were called."""
+    unused: tuple[str, ...]
+    """Parameters without a gradient, where that can be told."""
+    pulses: tuple[Pulse, ...]
+    env: Json
+    exception: Json | None
+    """What its script raised: `file`, `line` and `chain`, as `lab.node.protocol` has it."""
+
+    @cached_property
+    def called(self) -> dict[GroupKey, dict[int, Collective]]:
+        """What it has called in each group, by number."""
+        found: dict[GroupKey, dict[int, Collective]] = {}
+        for one in self.collectives:
+            found.setdefault(one.group, {})[one.seq] = one
+        return found
+
+    @property
+    def cpu_share(self) -> float | None:
+        """How much of a core it uses; None where it was not looked at twice."""
+        seen = [(pulse.time, pulse.cpu_s) for pulse in self.pulses if pulse.cpu_s is not None]
+        if len(seen) < 2 or seen[-1][0] <= seen[0][0]:
+            return None
+        return (seen[-1][1] - seen[0][1]) / (seen[-1][0] - seen[0][0])
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it uses the processor."""
+        return (self.cpu_share or 0.0) > BUSY
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its process is paused."""
+        return self.ended is None and self.process_state in STOPPED
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process is no more, and nobody has said how it ended."""
+        return self.ended is None and self.process_state in GONE
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node, as far as it answered."""
+
+    name: str
+    alive: bool
+    answered: bool
+    ptrace: str | None
+    peers: Mapping[str, str]
+    """By node: `ok`, `refused` (a host answered), or why it cannot be reached."""
+    master: Json | None
+    """`resolves` and `reach`: the master's address as seen from there."""
+
+    @property
+    def cut_off_from(self) -> tuple[str, ...]:
+        """The nodes that it cannot reach."""
+        return tuple(name for name, how in self.peers.items() if how not in ("ok", "refused"))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All of it."""
+
+    time: float
+    because: str
+    stalled_s: float | None
+    world_size: int
+    master: str | None
+    nodes: Mapping[str, Node]
+    ranks: Mapping[int, Rank]
+    failure: Json | None
+    """The run's first failure, as `lab.runs.verdict.Failure` has it."""
+
+    @classmethod
+    def from_json(cls, data: Json) -> "Evidence":
+        """Read the document. What is missing in it was not seen."""
+        return cls(
+            time=data["time"],
+            because=data["because"],
+            stalled_s=data.get("stalled_s"),
+            world_size=data["world_size"],
+            master=data.get("master"),
+            nodes={name: _node(name, node) for name, node in data["nodes"].items()},
+            ranks={int(rank): _rank(int(rank), one) for rank, one in data["ranks"].items()},
+            failure=data.get("failure"),
+        )
+
+    @cached_property
+    def groups(self) -> tuple[GroupKey, ...]:
+        """All process groups of which somebody has told, the largest first."""
+        found = {group for rank in self.ranks.values() for group in rank.groups}
+        return tuple(sorted(found, key=lambda group: (-len(group[1]), group)))
+
+    def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        """Where ranks are, each node once."""
+        known = [self.ranks[rank].node for rank in sorted(ranks) if rank in self.ranks]
+        return tuple(dict.fromkeys(known))
+
+
+def _node(name: str, data: Json) -> Node:
+    return Node(
+        name,
+        alive=data.get("alive", True),
+        answered=data.get("answered", True),
+        ptrace=data.get("ptrace"),
+        peers=data.get("peers") or {},
+        master=data.get("master"),
+    )
+
+
+def _rank(number: int, data: Json) -> Rank:
+    groups = {
+        one["name"]: (one["name"], tuple(sorted(one["ranks"]))) for one in data.get("groups") or ()
+    }
+    calls = [one for one in data.get("collectives") or () if one["group"] in groups]
+    calls.sort(key=lambda one: (one.get("time") or 0.0, one["seq"]))
+    main = [thread for thread in data.get("threads") or () if thread["main"]]
+    return Rank(
+        number=number,
+        node=data["node"],
+        local_rank=data.get("local_rank", 0),
+        ended=data.get("ended"),
+        process_state=(data.get("process") or {}).get("state"),
+        source=data.get("source"),
+        error=data.get("error"),
+        frames=tuple(_frame(one) for one in main[0]["frames"]) if main else (),
+        groups=frozenset(groups.values()),
+        collectives=tuple(
+            _collective(groups[one["group"]], one) for one in calls if not one.get("p2p")
+        ),
+        unused=tuple(data.get("unused") or ()),
+        pulses=tuple(
+            Pulse(one["time"], one.get("cpu_s"), one.get("seqs") or {})
+            for one in data.get("pulses") or ()
+        ),
+        env=data.get("env") or {},
+        exception=data.get("exception"),
+    )
+
+
+def _frame(data: Json) -> Frame:
+    return Frame(
+        data["file"],
+        data.get("line"),
+        data["function"],
+        data.get("user", False),
+        data.get("arguments"),
+    )
+
+
+def _collective(group: GroupKey, data: Json) -> Collective:
+    site = data.get("site")
+    return Collective(
+        group=group,
+        seq=data["seq"],
+        op=data["op"],
+        shapes=tuple(tuple(shape) for shape in data["shapes"]),
+        dtypes=tuple(data["dtypes"]),
+        done=data["done"],
+        time=data.get("time"),
+        site=None if site is None else _frame(site),
+        via=data.get("via"),
+    )

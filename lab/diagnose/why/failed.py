@@ -1,0 +1,140 @@
+"""The verdict on a rank that has failed by itself; what follows from it are others' failures."""
+
+import re
+from collections.abc import Mapping
+
+from lab.diagnose.finding import Finding
+from lab.diagnose.why.activity import activity_of
+from lab.diagnose.why.differing import CURES
+from lab.diagnose.why.evidence import Collective, Evidence, Json
+from lab.diagnose.why.waits import Wait, innocents
+from lab.diagnose.why.wording import call_in_words, called_at, site_in_words, who
+from lab.diagnose.words import place_in_words, ranks_in_words
+from lab.node.victims import consequence
+
+UNFINISHED = "Expected to have finished reduction in the prior iteration"
+"""What torch's DDP says in the forward after a backward that left parameters out."""
+SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+"""What gloo says when more bytes come than the tensor of this rank has, before it aborts."""
+
+
+def judge_failed(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
+    """Name the rank that failed first; None where that was the consequence of something else."""
+    failure = evidence.failure
+    if failure is None or consequence(failure.get("chain") or ()):
+        return None
+    if UNFINISHED in (failure.get("message") or ""):
+        return _unused(evidence, failure, waits)
+    if _sizes(failure):
+        return None
+    return _failed(evidence, failure, waits, ())
+
+
+def judge_aborted(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
+    """Gloo's abort of a rank whose tensor is too small for what the others send."""
+    failure = evidence.failure
+    found = None if failure is None else _sizes(failure)
+    if failure is None or found is None:
+        return None
+    rank = evidence.ranks[failure["rank"]]
+    last = {n: one.collectives[-1] for n, one in evidence.ranks.items() if one.collectives}
+    others = {n: call for n, call in last.items() if n != rank.number}
+    alone = len(others) > 1 and len({_tensors(call) for call in others.values()}) == 1
+    ranks = (rank.number,) if alone or not others else tuple(sorted([rank.number, *others]))
+    call = next(iter(others.values()), None)
+    activity = activity_of(rank)
+    site = activity.site or (call.site if call else None)
+    there = f" in {activity.function}" if activity.function else ""
+    theirs = (
+        f"; {ranks_in_words(tuple(others))} called {call_in_words(call, evidence)}{called_at(call)}"
+        if call
+        else ""
+    )
+    return Finding(
+        "mismatched-collective",
+        "error",
+        f"{who((rank.number,), evidence)}{there}{site_in_words(activity.site)} was sent "
+        f"{found[1]} bytes where its own tensor has room for {found[2]}, and gloo ended it{theirs}",
+        ranks=ranks,
+        nodes=evidence.nodes_of(ranks),
+        file=site.file if site else None,
+        line=site.line if site else None,
+        function=site.function if site else None,
+        innocent=innocents(waits, ranks),
+        evidence=(
+            f"gloo on rank {rank.number}: {found[0]}",
+            *(
+                f"the last collective of rank {n}: {call_in_words(c, evidence)}"
+                for n, c in last.items()
+            ),
+        ),
+        cure=CURES["mismatched-collective"],
+    )
+
+
+def judge_victim(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
+    """What is left to say where a rank lost its peers, and nobody knows why."""
+    failure = evidence.failure
+    if failure is None:
+        return None
+    why = "this is what a rank says when another one has gone, and none has said why it went"
+    return _failed(evidence, failure, waits, (why,))
+
+
+def _failed(
+    evidence: Evidence, failure: Json, waits: Mapping[int, Wait], seen: tuple[str, ...]
+) -> Finding:
+    ranks = (int(failure["rank"]),)
+    place = place_in_words(failure.get("file"), failure.get("line"))
+    return Finding(
+        "failed",
+        "error",
+        f"{who(ranks, evidence)} {_what(failure)}{f' ({place})' if place else ''}",
+        ranks=ranks,
+        nodes=evidence.nodes_of(ranks),
+        file=failure.get("file"),
+        line=failure.get("line"),
+        innocent=innocents(waits, ranks),
+        evidence=seen,
+    )
+
+
+def _what(failure: Json) -> str:
+    if failure.get("exception"):
+        first = (failure.get("message") or "").strip().partition("\n")[0]
+        return f"raised {failure['exception']}{f': {first}' if first else ''}"
+    if failure.get("kind") == "signal":
+        return f"was ended by signal {failure['exit_code'] - 128}"
+    return f"ended with exit code {failure['exit_code']}"
+
+
+def _unused(evidence: Evidence, failure: Json, waits: Mapping[int, Wait]) -> Finding:
+    ranks = tuple(sorted(n for n, rank in evidence.ranks.items() if rank.unused))
+    ranks = ranks or (int(failure["rank"]),)
+    names = list(dict.fromkeys(name for n in ranks for name in evidence.ranks[n].unused))
+    named = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    told = f": {named}" if names else "; DDP's message has their numbers"
+    return Finding(
+        "unused-parameter",
+        "error",
+        f"{who(ranks, evidence)} left parameters out of the forward pass, so that DDP waits for "
+        f"gradients that never come{told}",
+        ranks=ranks,
+        nodes=evidence.nodes_of(ranks),
+        file=failure.get("file"),
+        line=failure.get("line"),
+        innocent=innocents(waits, ranks),
+        evidence=(f"rank {failure['rank']} {_what(failure)}",),
+        cure="use every parameter in every forward pass, take out those that are not needed, or "
+        "pass find_unused_parameters=True to DDP",
+    )
+
+
+def _sizes(failure: Json) -> re.Match[str] | None:
+    return SIZES.search(
+        "\n".join([failure.get("message") or "", *(failure.get("last_lines") or ())])
+    )
+
+
+def _tensors(call: Collective) -> tuple[object, ...]:
+    return call.group, call.seq, call.op, call.shapes, call.dtypes

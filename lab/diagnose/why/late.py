@@ -1,0 +1,112 @@
+"""The verdict on ranks that others wait for while they wait for nobody: what they do instead."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from lab.diagnose.finding import Finding, WhyKind
+from lab.diagnose.why.activity import Activity, Doing, activity_of
+from lab.diagnose.why.evidence import Evidence, Rank
+from lab.diagnose.why.waits import Wait, innocents, roots
+from lab.diagnose.why.wording import site_in_words, who
+from lab.diagnose.words import ranks_in_words
+
+ORDER: Sequence[WhyKind] = (
+    "failed",
+    "unused-parameter",
+    "ended-early",
+    "data-loader",
+    "busy-alone",
+)
+"""Which to name where several ranks are late for several reasons; after them, `unknown`."""
+CURES: Mapping[str, str] = {
+    "unused-parameter": "use every parameter in every forward pass on every rank, or pass "
+    "find_unused_parameters=True to DDP",
+    "ended-early": "give all ranks the same number of steps: DistributedSampler, drop_last=True, "
+    "a decision to stop that all ranks share, or DDP's join()",
+    "data-loader": "look at what this rank reads: a slow or locked file, a worker that is stuck",
+    "busy-alone": "let the others not wait in a collective meanwhile, or let all share the work; "
+    "a longer time-out of the process group only hides it",
+}
+
+
+def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
+    """Name the ranks at the end of every chain of waiting; None where there is no such rank."""
+    reasons = {number: _reason(evidence.ranks[number], waits) for number in roots(waits)}
+    if not reasons:
+        return None
+    kind: WhyKind = next((one for one in ORDER if one in reasons.values()), "unknown")
+    ranks = tuple(number for number, reason in reasons.items() if reason == kind)
+    first = evidence.ranks[ranks[0]]
+    activity = activity_of(first)
+    wait = _wait_for(waits, ranks)
+    finding = Finding(
+        kind,
+        "error",
+        f"{who(ranks, evidence)}{_behind(first, wait)} {_does(first, activity, len(ranks) > 1)}; "
+        f"{_waiting(waits, ranks)} for {'it' if len(ranks) == 1 else 'them'} in {wait.what}"
+        f"{site_in_words(wait.site)}",
+        ranks=ranks,
+        nodes=evidence.nodes_of(ranks),
+        innocent=innocents(waits, ranks),
+        evidence=tuple(_seen(evidence.ranks[number]) for number in reasons),
+        cure=CURES.get(kind),
+    )
+    site = activity.site
+    if site is None:
+        return finding
+    return replace(finding, file=site.file, line=site.line, function=site.function)
+
+
+def _reason(rank: Rank, waits: Mapping[int, Wait]) -> WhyKind:
+    if rank.ended is not None:
+        return "failed" if rank.ended["code"] else "ended-early"
+    doing = activity_of(rank).doing
+    wait = _wait_for(waits, (rank.number,))
+    if rank.unused and wait.call is not None and wait.call.via == "backward":
+        return "unused-parameter"
+    if doing is Doing.DATA:
+        return "data-loader"
+    return "unknown" if doing is Doing.UNKNOWN else "busy-alone"
+
+
+def _wait_for(waits: Mapping[int, Wait], ranks: Sequence[int]) -> Wait:
+    """The longest wait for one of them."""
+    chosen = [wait for wait in waits.values() if not wait.awaited.isdisjoint(ranks)]
+    return min(chosen, key=lambda wait: (wait.since is None, wait.since or 0.0, wait.rank))
+
+
+def _waiting(waits: Mapping[int, Wait], ranks: Sequence[int]) -> str:
+    waiting = [wait.rank for wait in waits.values() if not wait.awaited.isdisjoint(ranks)]
+    return f"{ranks_in_words(waiting)} wait{'s' * (len(waiting) == 1)}"
+
+
+def _behind(rank: Rank, wait: Wait) -> str:
+    """` is 1 collective behind:`; nothing where it cannot be counted."""
+    if wait.call is None or rank.ended is not None or not rank.groups:
+        return ""
+    count = wait.call.seq - max(rank.called.get(wait.call.group, ()), default=0)
+    return f" is {count} collective{'s' * (count > 1)} behind:" if count > 0 else ""
+
+
+def _does(rank: Rank, activity: Activity, several: bool) -> str:
+    """What the rank is doing; grammar for one rank or several, though only one is described."""
+    if rank.ended is not None:
+        return f"{'have' if several else 'has'} ended (exit code {rank.ended['code']})"
+    place = site_in_words(activity.site, activity.function)
+    first = f"rank {rank.number} " if several else ("it " if rank.groups else "")
+    if activity.doing is Doing.UNKNOWN:
+        return f"{first}shows no stack ({rank.error or 'no answer'}; state {rank.process_state})"
+    if activity.doing is Doing.ELSE:
+        share = rank.cpu_share
+        manner = ""
+        if share is not None:
+            manner = ", using the processor" if rank.is_busy else ", using no processor time"
+        return f"{first}is{place or ' in its own code'}{manner}"
+    return f"{first}{activity.doing.value}{place}"
+
+
+def _seen(rank: Rank) -> str:
+    activity = activity_of(rank)
+    share = "" if rank.cpu_share is None else f", {rank.cpu_share:.0%} of a core"
+    state = "" if rank.process_state is None else f" (state {rank.process_state}{share})"
+    return f"rank {rank.number} {_does(rank, activity, several=False).removeprefix('it ')}{state}"

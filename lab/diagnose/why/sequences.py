@@ -1,0 +1,187 @@
+"""Where the ranks' lists of collectives come apart.
+
+All members of a process group must call the same collectives in the same order. Each call has a
+number, so the first number at which the lists differ is where something went wrong; what follows,
+here and in earlier rounds of the same loop, tells whether a call was left out, added, or another.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lab.diagnose.why.evidence import Collective, Evidence, GroupKey
+
+LONGEST_SHIFT = 3
+"""How many collectives in a row may have been left out, or added, and still be recognised."""
+SAME_SHAPES = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "barrier"})
+"""Operations whose tensor has the same shape on all ranks; of others, roots have other tensors."""
+
+Difference = Literal["skipped-collective", "extra-collective", "mismatched-collective"]
+Calls = Mapping[int, Collective]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first number at which ranks of a group differ."""
+
+    kind: Difference
+    group: GroupKey
+    seq: int
+    ranks: tuple[int, ...]
+    """Those on the wrong side."""
+    called: Collective
+    """What the first of them called."""
+    others: tuple[int, ...]
+    expected: Collective
+    """What the others called."""
+    certain: bool
+    """Which side is the wrong one. Not so where both are equally many, and no habit tells."""
+    count: int = 1
+    """How many calls were left out or added."""
+
+
+def first_divergence(evidence: Evidence) -> Divergence | None:
+    """The earliest one of all groups, by the time at which it was called."""
+    found = [one for group in evidence.groups if (one := _in_group(evidence, group)) is not None]
+    return min(found, key=lambda one: one.called.time or 0.0, default=None)
+
+
+def _in_group(evidence: Evidence, group: GroupKey) -> Divergence | None:
+    lists = {
+        number: rank.called[group]
+        for number, rank in evidence.ranks.items()
+        if rank.called.get(group)
+    }
+    for seq in sorted({seq for calls in lists.values() for seq in calls}):
+        sides = _sides({rank: calls[seq] for rank, calls in lists.items() if seq in calls})
+        if len(sides) < 2:
+            continue
+        found = _judge(lists, sides, seq)
+        if found is not None:
+            return found
+    return None
+
+
+def _sides(calls: Mapping[int, Collective]) -> list[list[int]]:
+    """The ranks that called the same from the same line, the most first."""
+    sides: list[list[int]] = []
+    for rank, call in calls.items():
+        for side in sides:
+            if _same(calls[side[0]], call):
+                side.append(rank)
+                break
+        else:
+            sides.append([rank])
+    return sorted(sides, key=lambda side: (-len(side), side))
+
+
+def _judge(lists: Mapping[int, Calls], sides: Sequence[list[int]], seq: int) -> Divergence | None:
+    """What differs at this number; None where it is only the line, and that for no reason."""
+    right, wrong = _order(lists, sides, seq)
+    ours, theirs = lists[right[0]], lists[wrong[0]]
+    kind, count = _shift(ours, theirs, seq)
+    differ = not _same_tensors(ours[seq], theirs[seq])
+    if kind is None and differ:
+        kind = _without_shift(ours, theirs, seq)
+    if kind is None:
+        return None
+    certain = len(right) > len(wrong) or _follows_habit(ours, seq) != _follows_habit(theirs, seq)
+    return Divergence(
+        kind if certain else "mismatched-collective",
+        ours[seq].group,
+        seq,
+        tuple(sorted(rank for side in sides if side is not right for rank in side)),
+        theirs[seq],
+        tuple(right),
+        ours[seq],
+        certain,
+        count,
+    )
+
+
+def _order(
+    lists: Mapping[int, Calls], sides: Sequence[list[int]], seq: int
+) -> tuple[list[int], list[int]]:
+    """The side that is right and one that is not: the majority is, else who goes on as before."""
+    first, second = sides[0], sides[1]
+    if len(first) == len(second) and _follows_habit(lists[second[0]], seq):
+        return (first, second) if _follows_habit(lists[first[0]], seq) else (second, first)
+    return first, second
+
+
+def _follows_habit(calls: Calls, seq: int) -> bool:
+    """Whether this call came after the one before it in earlier rounds of a loop, too."""
+    before = calls.get(seq - 1)
+    return before is not None and any(
+        _same(calls[earlier + 1], calls[seq])
+        for earlier, call in calls.items()
+        if earlier < seq - 1 and earlier + 1 in calls and _same(call, before)
+    )
+
+
+def _shift(ours: Calls, theirs: Calls, seq: int) -> tuple[Difference | None, int]:
+    """Whether one list is the other one, moved: calls were left out, or added."""
+    if _same_tensors(ours[seq], theirs[seq]) and _matches(ours, theirs, seq + 1, 0):
+        return None, 0  # one branch of the script for rank 0, say, with the same call in both
+    for count in range(1, LONGEST_SHIFT + 1):
+        if _matches(ours, theirs, seq, count):
+            return "skipped-collective", count
+        if _matches(theirs, ours, seq, count):
+            return "extra-collective", count
+    if _same_tensors(ours[seq], theirs[seq]):
+        return None, 0
+    for count in range(1, LONGEST_SHIFT + 1):
+        if _has_followed(ours, ours[seq], theirs[seq], count):
+            return "skipped-collective", count
+        if count == 1 and _has_followed(ours, theirs[seq], ours[seq], count):
+            return "extra-collective", count  # a second time
+    return None, 1
+
+
+def _matches(ours: Calls, theirs: Calls, seq: int, count: int) -> bool:
+    """Whether from here on theirs is ours without the next `count`; at least one call must tell."""
+    pairs = [
+        (ours[n + count], call) for n, call in theirs.items() if n >= seq and n + count in ours
+    ]
+    return bool(pairs) and all(_same(one, other) for one, other in pairs)
+
+
+def _has_followed(calls: Calls, first: Collective, second: Collective, distance: int) -> bool:
+    """Whether in an earlier round the one came this many calls after the other."""
+    return any(
+        _same(call, first) and _same(calls[seq + distance], second)
+        for seq, call in calls.items()
+        if seq < first.seq and seq + distance in calls
+    )
+
+
+def _without_shift(ours: Calls, theirs: Calls, seq: int) -> Difference:
+    """Nothing but this one call tells: is it new to one side, and known to the other?"""
+    expected, call = ours[seq], theirs[seq]
+    if _place(expected) == _place(call) is not None:
+        return "mismatched-collective"
+    usual = any(_same(one, expected) for n, one in ours.items() if n < seq)
+    new = not any(_same(one, call) for n, one in theirs.items() if n < seq)
+    if usual and new:
+        return "extra-collective"
+    if not usual and not new:
+        return "skipped-collective"
+    return "mismatched-collective"
+
+
+def _place(call: Collective) -> tuple[str, int | None] | None:
+    return None if call.site is None else (call.site.file, call.site.line)
+
+
+def _same(one: Collective, other: Collective) -> bool:
+    """The same call, from the same line."""
+    return _same_tensors(one, other) and _place(one) == _place(other)
+
+
+def _same_tensors(one: Collective, other: Collective) -> bool:
+    """Whether two ranks may meet in these: same operation, and tensors that go together."""
+    if one.op != other.op:
+        return False
+    if not one.dtypes or not other.dtypes:  # of scatter and gather only the root has any
+        return True
+    return one.dtypes == other.dtypes and (one.op not in SAME_SHAPES or one.shapes == other.shapes)

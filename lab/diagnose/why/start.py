@@ -1,0 +1,179 @@
+"""The verdict on a rendezvous that is never complete: who is missing, and where instead."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from ipaddress import ip_address
+
+from lab.diagnose.finding import Finding
+from lab.diagnose.why.activity import Activity, Doing, activity_of
+from lab.diagnose.why.evidence import Evidence, Rank
+from lab.diagnose.why.waits import Wait, innocents
+from lab.diagnose.why.wording import site_in_words, who
+from lab.diagnose.words import ranks_in_words
+
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def judge_start(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
+    """Name the ranks that have not come to init_process_group; None where nobody waits there."""
+    activities = {n: activity_of(rank) for n, rank in evidence.ranks.items() if _is_there(rank)}
+    joining = {n: one for n, one in activities.items() if one.doing is Doing.RENDEZVOUS}
+    if not joining:
+        return None
+    elsewhere = {
+        n: one for n, one in activities.items() if n not in joining and not evidence.ranks[n].groups
+    }
+    ended = [n for n, rank in evidence.ranks.items() if n not in activities and not rank.groups]
+    found = (
+        _missing(evidence, elsewhere, ended)
+        or _too_large(evidence, joining)
+        or _twice(evidence, joining)
+        or _wrong_master(evidence, joining)
+        or Finding(
+            "unknown",
+            "error",
+            f"{who(joining, evidence)} wait in init_process_group, and nothing tells for whom",
+            evidence=tuple(_asks(number, one) for number, one in joining.items()),
+        )
+    )
+    return replace(found, innocent=innocents(waits, found.ranks))
+
+
+def _is_there(rank: Rank) -> bool:
+    return rank.ended is None and not rank.is_gone
+
+
+def _missing(
+    evidence: Evidence, elsewhere: Mapping[int, Activity], ended: list[int]
+) -> Finding | None:
+    if not elsewhere and not ended:
+        return None
+    ranks = tuple(sorted([*elsewhere, *ended]))
+    told = [
+        f"rank {n} is{site_in_words(one.site, one.function) or ' somewhere without a stack'}"
+        for n, one in sorted(elsewhere.items())
+    ]
+    told += [f"rank {n} has ended" for n in sorted(ended)]
+    site = next((one.site for _, one in sorted(elsewhere.items()) if one.site is not None), None)
+    have = "has" if len(ranks) == 1 else "have"
+    return Finding(
+        "rendezvous",
+        "error",
+        f"{who(ranks, evidence)} {have} not come to init_process_group, where all others wait: "
+        f"{told[0]}",
+        ranks=ranks,
+        nodes=evidence.nodes_of(ranks),
+        file=site.file if site else None,
+        line=site.line if site else None,
+        function=site.function if site else None,
+        evidence=tuple(told),
+        cure="let all ranks join first, and do what takes long, or what only some do, afterwards",
+    )
+
+
+def _too_large(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | None:
+    sizes = [size for one in joining.values() if isinstance(size := _size(one), int)]
+    if not sizes or max(sizes) <= evidence.world_size:
+        return None
+    size = max(sizes)
+    asking = tuple(sorted(n for n, one in joining.items() if _size(one) == size))
+    missing = range(evidence.world_size, size)
+    all_ask = len(asking) == len(joining)
+    return _at_call(
+        joining[asking[0]],
+        Finding(
+            "rendezvous",
+            "error",
+            f"{who(asking, evidence)} ask for a world of {size}, and {evidence.world_size} ranks "
+            f"were started: {ranks_in_words(missing)} can never come",
+            ranks=() if all_ask else asking,
+            nodes=evidence.nodes_of(asking),
+            evidence=tuple(_asks(number, one) for number, one in joining.items()),
+            cure="take the world size from the environment (WORLD_SIZE), which the launcher sets",
+        ),
+    )
+
+
+def _twice(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | None:
+    """Ranks that join under the number of another."""
+    claimed = {n: one.arguments.get("rank") for n, one in joining.items()}
+    count = Counter(claimed.values())
+    wrong = tuple(
+        sorted(n for n, claim in claimed.items() if claim not in (None, n) and count[claim] > 1)
+    )
+    if not wrong:
+        return None
+    number = claimed[wrong[0]]
+    same = sorted(n for n, claim in claimed.items() if claim == number)
+    return _at_call(
+        joining[wrong[0]],
+        Finding(
+            "rendezvous",
+            "error",
+            f"{ranks_in_words(same)} all join as rank {number}, so that "
+            f"{ranks_in_words(wrong)} of the world never come{'s' * (len(wrong) == 1)}",
+            ranks=wrong,
+            nodes=evidence.nodes_of(wrong),
+            evidence=tuple(_asks(n, one) for n, one in joining.items()),
+            cure="take the rank from what is set for each process (RANK; SLURM_PROCID inside srun)",
+        ),
+    )
+
+
+def _wrong_master(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | None:
+    """Nodes from which the master cannot be reached, or which take themselves for it."""
+    found = {
+        name: how for name, node in evidence.nodes.items() if (how := _trouble(node.master or {}))
+    }
+    ranks = tuple(sorted(n for n in joining if evidence.ranks[n].node in found))
+    if not ranks:
+        return None
+    first = evidence.ranks[ranks[0]]
+    address = joining[ranks[0]].arguments.get("master_addr") or first.env.get("MASTER_ADDR")
+    itself = " (itself)" if address in LOCAL_NAMES else ""
+    return _at_call(
+        joining[ranks[0]],
+        Finding(
+            "rendezvous",
+            "error",
+            f"{who(ranks, evidence)} cannot reach the master {address or evidence.master}{itself}: "
+            f"{found[first.node]}",
+            ranks=ranks,
+            nodes=evidence.nodes_of(ranks),
+            evidence=tuple(f"from {name}: {how}" for name, how in found.items()),
+            cure="give all ranks the name or address of rank 0's node as the others reach it, "
+            "never localhost; see whether a firewall is between them (lab doctor)",
+        ),
+    )
+
+
+def _trouble(master: Mapping[str, object]) -> str | None:
+    reach, address = master.get("reach"), master.get("resolves")
+    if reach in (None, "ok"):
+        return None
+    return f"{reach}" + (f", at {address}{_loopback(str(address))}" if address else "")
+
+
+def _loopback(address: str) -> str:
+    try:
+        return ", which is this node itself" if ip_address(address).is_loopback else ""
+    except ValueError:
+        return ""
+
+
+def _size(one: Activity) -> object:
+    return one.arguments.get("world_size")
+
+
+def _asks(number: int, one: Activity) -> str:
+    claim, size = one.arguments.get("rank"), _size(one)
+    asked = f" as rank {claim} of {size}" if size is not None else ""
+    return f"rank {number} is in init_process_group{asked}{site_in_words(one.site)}"
+
+
+def _at_call(activity: Activity, finding: Finding) -> Finding:
+    site = activity.site
+    if site is None:
+        return finding
+    return replace(finding, file=site.file, line=site.line, function=site.function)

@@ -1,0 +1,43 @@
+"""The verdict where nothing tells who is guilty: what was seen, rank by rank."""
+
+from collections.abc import Mapping
+
+from lab.diagnose.finding import Finding
+from lab.diagnose.why.activity import activity_of
+from lab.diagnose.why.evidence import Evidence, Rank
+from lab.diagnose.why.waits import Wait, innocents
+from lab.diagnose.why.wording import site_in_words
+from lab.diagnose.words import ranks_in_words
+
+MOST = 16
+"""Ranks to tell of one by one."""
+
+
+def unknown(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding:
+    """Name nobody, and say what was seen."""
+    together = [n for n, wait in waits.items() if not wait.awaited]
+    if waits and len(together) == len(evidence.ranks):
+        what = (
+            f"all ranks wait in {waits[together[0]].what}, have all called it, and none is behind: "
+            "it may be slow, or the connections between them are lost"
+        )
+    elif waits:
+        what = f"{ranks_in_words(tuple(waits))} wait, and nothing tells for whom"
+    else:
+        what = "no rank waits for another, as far as can be seen"
+    return Finding(
+        "unknown",
+        "warning",
+        what,
+        innocent=innocents(waits, ()),
+        evidence=tuple(_seen(rank) for rank in list(evidence.ranks.values())[:MOST]),
+    )
+
+
+def _seen(rank: Rank) -> str:
+    if rank.ended is not None:
+        return f"rank {rank.number} has ended (exit code {rank.ended['code']})"
+    activity = activity_of(rank)
+    denied = f" ({rank.error})" if rank.error else ""
+    where = site_in_words(activity.site, activity.function)
+    return f"rank {rank.number} {activity.doing.value}{where}{denied}"

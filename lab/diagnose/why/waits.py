@@ -1,0 +1,183 @@
+"""For whom each rank waits, and since when."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from lab.diagnose.finding import Innocent
+from lab.diagnose.why.activity import Activity, Doing, activity_of
+from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey, Json, Rank
+from lab.diagnose.why.wording import call_in_words, group_in_words
+from lab.node.victims import consequence
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One rank's waiting: in what, and for whom."""
+
+    rank: int
+    what: str
+    """`all_reduce #17 [4,64] float32 of the default group`."""
+    awaited: frozenset[int]
+    """The ranks without which it cannot go on, and that have not come."""
+    site: Frame | None
+    since: float | None = None
+    call: Collective | None = None
+    """Where the flight recorder has it: gloo's has no point-to-point operations."""
+    group: GroupKey | None = None
+
+
+def waits_of(evidence: Evidence) -> dict[int, Wait]:
+    """Every rank that waits for others, by number."""
+    found = ((number, _wait(evidence, rank)) for number, rank in evidence.ranks.items())
+    return {number: wait for number, wait in found if wait is not None}
+
+
+def innocents(waits: Mapping[int, Wait], guilty: Collection[int]) -> tuple[Innocent, ...]:
+    """Those who only wait: together, where they wait in the same call at the same line."""
+    alike: dict[tuple[str, Frame | None], list[Wait]] = {}
+    for number, wait in sorted(waits.items()):
+        if number not in guilty:
+            alike.setdefault((wait.what, wait.site), []).append(wait)
+    return tuple(
+        Innocent(
+            ranks=tuple(wait.rank for wait in together),
+            what=f"wait{'s' * (len(together) == 1)} in {what}",
+            file=site.file if site else None,
+            line=site.line if site else None,
+            function=site.function if site else None,
+            since=min((wait.since for wait in together if wait.since is not None), default=None),
+        )
+        for (what, site), together in alike.items()
+    )
+
+
+def _wait(evidence: Evidence, rank: Rank) -> Wait | None:
+    if rank.exception is not None:
+        return _lost_its_peer(evidence, rank, rank.exception)
+    if rank.ended is not None or rank.is_stopped or rank.is_gone:
+        return None
+    activity = activity_of(rank)
+    pending = next((call for call in rank.collectives if not call.done), None)
+    in_call = activity.doing is Doing.COMMUNICATION
+    # A stack does not show the wait of `work.wait()` and of DDP's reducer, both of which are C++.
+    if pending is not None and (in_call or _is_still(rank, activity)):
+        return _in_collective(evidence, rank, pending, activity)
+    if activity.doing is Doing.RENDEZVOUS:
+        return Wait(rank.number, "init_process_group", _not_joining(evidence), activity.site)
+    if in_call and rank.groups:
+        return _in_call(evidence, rank, activity)
+    return None
+
+
+def _not_joining(evidence: Evidence) -> frozenset[int]:
+    return frozenset(
+        number
+        for number, rank in evidence.ranks.items()
+        if not rank.groups and activity_of(rank).doing is not Doing.RENDEZVOUS
+    )
+
+
+def _lost_its_peer(evidence: Evidence, rank: Rank, exception: Json) -> Wait | None:
+    """What a rank waited in until its connection broke: its last call, if that raised."""
+    if not consequence(exception.get("chain") or ()):
+        return None
+    last = rank.collectives[-1] if rank.collectives else None
+    if last is not None and last.site is not None and last.site.line == exception.get("line"):
+        return _in_collective(evidence, rank, last, Activity(Doing.COMMUNICATION))
+    file = exception.get("file")
+    site = None if file is None else Frame(file, exception.get("line"), "<module>", user=True)
+    ended = (n for n, one in evidence.ranks.items() if one.ended is not None and not one.exception)
+    return Wait(rank.number, "a call of torch.distributed", frozenset(ended), site)
+
+
+def _is_still(rank: Rank, activity: Activity) -> bool:
+    return activity.doing in (Doing.BACKWARD, Doing.ELSE) and not rank.is_busy
+
+
+def _in_collective(evidence: Evidence, rank: Rank, call: Collective, activity: Activity) -> Wait:
+    absent = {
+        member
+        for member in call.group[1]
+        if member != rank.number and not _has_called(evidence, member, call)
+    }
+    return Wait(
+        rank.number,
+        call_in_words(call, evidence),
+        frozenset(absent),
+        activity.site or call.site,
+        call.time,
+        call,
+        call.group,
+    )
+
+
+def _has_called(evidence: Evidence, member: int, call: Collective) -> bool:
+    rank = evidence.ranks.get(member)
+    return rank is not None and max(rank.called.get(call.group, ()), default=0) >= call.seq
+
+
+def _in_call(evidence: Evidence, rank: Rank, activity: Activity) -> Wait:
+    """A call that the flight recorder does not know: the members that are not in it are awaited."""
+    arguments = activity.arguments
+    group = _group_named(rank, arguments.get("group"))
+    members = group[1] if group is not None else tuple(evidence.ranks)
+    function = activity.function or "a call"
+    what = f"{function} of {group_in_words(group, evidence)}"
+    peer = _peer(activity, group)
+    if peer is not None:
+        way = "from" if "recv" in function else "to"
+        counterpart = "send" if way == "from" else "recv"
+        what = f"{function} {way} rank {peer}"
+        there = activity_of(evidence.ranks[peer]) if peer in evidence.ranks else None
+        met = there is not None and counterpart in (there.function or "")
+        met = met and there is not None and _peer(there, group) == rank.number
+        return Wait(rank.number, what, frozenset() if met else frozenset({peer}), activity.site)
+    absent = frozenset(
+        member
+        for member in members
+        if member != rank.number
+        and (
+            member not in evidence.ranks
+            or activity_of(evidence.ranks[member]).function != activity.function
+        )
+    )
+    return Wait(rank.number, what, absent, activity.site, group=group)
+
+
+def _peer(activity: Activity, group: GroupKey | None) -> int | None:
+    """The global rank that a point-to-point call is about."""
+    function, arguments = activity.function or "", activity.arguments
+    if "recv" not in function and "send" not in function:
+        return None
+    whole, inside = ("src", "group_src") if "recv" in function else ("dst", "group_dst")
+    if isinstance(arguments.get(whole), int):
+        return int(arguments[whole])
+    position = arguments.get(inside)
+    if isinstance(position, int) and group is not None and position < len(group[1]):
+        return group[1][position]
+    return None
+
+
+def _group_named(rank: Rank, name: object) -> GroupKey | None:
+    return next((group for group in rank.groups if group[0] == name), None)
+
+
+def roots(waits: Mapping[int, Wait]) -> tuple[int, ...]:
+    """The ranks that others wait for, while they wait for nobody."""
+    awaited = {rank for wait in waits.values() for rank in wait.awaited}
+    return tuple(sorted(rank for rank in awaited if rank not in waits))
+
+
+def circle(waits: Mapping[int, Wait]) -> tuple[int, ...]:
+    """Ranks that wait for each other in a circle, in the order of their waiting; empty if none."""
+    for start in sorted(waits):
+        path, rank = [start], start
+        while True:
+            following = sorted(one for one in waits[rank].awaited if one in waits)
+            if not following:
+                break
+            rank = following[0]
+            if rank in path:
+                return tuple(path[path.index(rank) :])
+            path.append(rank)
+    return ()
