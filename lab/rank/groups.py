@@ -1,16 +1,23 @@
 """What torch.distributed has done in this process: its process groups and their collectives.
 
 From its flight recorder, which also has what C++ begins (DDP's reducer), and works on gloo without
-any setting. Who is in a group is not in its records; `distributed_c10d._world` has it.
+any setting. Who is in a group is not in its records; `distributed_c10d._world` has it. Its pickle
+has the Python frames from which a collective was called, which its JSON has not.
 Nothing is imported here: where the script has not imported torch.distributed there are no groups.
 """
 
-import json
+import contextlib
 import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-NEWEST = 64
-"""How many collectives are told of, of each group."""
+from .frames import RANK, is_users, shown
+
+NEWEST = 256
+"""How many collectives are told of, of each group: a difference may lie far back."""
+WRAPPERS = ("c10d_logger.py", "_contextlib.py")
+"""Files of torch whose frames stand around a function, and say nothing."""
 DTYPES = {
     "BFloat16": "bfloat16",
     "Bool": "bool",
@@ -37,13 +44,32 @@ def _world() -> Any:
 
 
 def _record(*, entries: bool) -> Told:
-    """The flight recorder's, with or without the collectives."""
-    extension = sys.modules.get("torch._C._distributed_c10d")
-    dump = getattr(extension, "_dump_fr_trace_json", None)
-    if dump is None:
+    """The flight recorder's, with or without the collectives and their frames."""
+    dump = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace", None)
+    pickle = sys.modules.get("pickle")  # torch has imported it
+    if dump is None or pickle is None:
         return {}
-    record: Told = json.loads(dump(includeCollectives=entries))
+    with _without_import():
+        record: Told = pickle.loads(dump(entries, entries, False))
     return record
+
+
+@contextlib.contextmanager
+def _without_import() -> Iterator[None]:
+    """Keep torch from importing its compiler, which takes seconds, to give names to frames.
+
+    It looks for `torch._inductor`, and looking is enough to import it (`torch.__getattr__`).
+    """
+    torch: Any = sys.modules["torch"]
+    if "torch._inductor" in sys.modules:
+        yield
+        return
+    nothing = torch._inductor = types.SimpleNamespace()
+    try:
+        yield
+    finally:
+        if torch.__dict__.get("_inductor") is nothing:  # else somebody has imported it meanwhile
+            del torch._inductor
 
 
 def _members() -> list[tuple[Any, str, list[int]]]:
@@ -73,61 +99,70 @@ def in_flight() -> int:
     """How many collectives have begun and not ended."""
     status = _record(entries=False).get("pg_status", {}) if _members() else {}
     return sum(
-        max(0, int(one["last_enqueued_collective"]) - int(one["last_completed_collective"]))
+        max(0, one["last_enqueued_collective"] - one["last_completed_collective"])
         for one in status.values()
     )
 
 
-def groups() -> list[Told]:
-    """Every group that this rank is in, with its members and how far it has come."""
-    record = _record(entries=True)
-    numbers = _own_numbers(record)
-    found = []
-    for group, name, ranks in _members():
+def history(start_folder: str) -> Told:
+    """The groups that this rank is in, and what was done in them.
+
+    Returns:
+        `groups`: each with its members and how far it has come; `collectives`: the newest of each,
+        in the order in which they began.
+    """
+    members = _members()
+    record = _record(entries=True) if members else {}
+    entries = record.get("entries", ())
+    # A name may come again when a script has destroyed its groups: the last one counts.
+    numbers: dict[str, int] = {}
+    for entry in entries:
+        name = entry["process_group"][0]
+        numbers[name] = max(entry["pg_id"], numbers.get(name, 0))
+    found: dict[str, list[Told]] = {}
+    for entry in entries:
+        name = entry["process_group"][0]
+        if entry["pg_id"] == numbers[name]:
+            found.setdefault(name, []).append(entry)
+    groups = []
+    for group, name, ranks in members:
         status = record.get("pg_status", {}).get(str(numbers.get(name)), {})
-        found.append(
+        groups.append(
             {
                 "name": name,
                 "desc": group.group_desc,
                 "backend": str(_world().pg_map[group][0]),
                 "ranks": ranks,
-                "last_enqueued": int(status.get("last_enqueued_collective", 0)),
-                "last_completed": int(status.get("last_completed_collective", 0)),
+                "last_enqueued": status.get("last_enqueued_collective", 0),
+                "last_completed": status.get("last_completed_collective", 0),
             }
         )
-    return found
+    known = [entry for of_group in found.values() for entry in of_group[-NEWEST:]]
+    return {"groups": groups, "collectives": [_told(entry, start_folder) for entry in known]}
 
 
-def collectives(newest: int = NEWEST) -> list[Told]:
-    """The newest collectives of each group, in the order in which they began."""
-    record = _record(entries=True)
-    numbers = _own_numbers(record)
-    found: dict[str, list[Told]] = {}
-    for entry in record.get("entries", ()):
-        name = entry["process_group"][0]
-        if entry["pg_id"] == numbers[name]:
-            found.setdefault(name, []).append(
-                {
-                    "group": name,
-                    "seq": entry["collective_seq_id"],
-                    "op": entry["profiling_name"].rpartition(":")[2],
-                    "p2p": entry["is_p2p"],
-                    "shapes": entry["input_sizes"],
-                    "dtypes": [DTYPES.get(one, one) for one in entry["input_dtypes"]],
-                    "done": entry["retired"] or entry["state"] == "completed",
-                    "time": entry["time_created_ns"] / 1e9,
-                }
-            )
-    return [one for group in found.values() for one in group[-newest:]]
+def _told(entry: Mapping[str, Any], start_folder: str) -> Told:
+    return {
+        "group": entry["process_group"][0],
+        "seq": entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"],
+        "op": entry["profiling_name"].rpartition(":")[2],
+        "p2p": entry["is_p2p"],
+        "shapes": entry["input_sizes"],
+        "dtypes": [DTYPES.get(one, one) for one in entry["input_dtypes"]],
+        "done": entry["retired"] or entry["state"] == "completed",
+        "time": entry["time_created_ns"] / 1e9,
+        **_call(entry.get("frames", ()), start_folder),
+    }
 
 
-def _own_numbers(record: Told) -> dict[str, int]:
-    """By name: which number the recorder has given a group in this process.
-
-    A name may come again when a script has destroyed its groups: the last one counts.
-    """
-    numbers: dict[str, int] = {}
-    for entry in record.get("entries", ()):
-        name = entry["process_group"][0]
-        numbers[name] = max(entry["pg_id"], numbers.get(name, 0))
-    return numbers
+def _call(frames: Iterable[Mapping[str, Any]], start_folder: str) -> Told:
+    """Where the user's own code called it, and which function of a library it called."""
+    via = None
+    for frame in frames:  # the innermost first
+        file = frame["filename"]
+        if is_users(file):
+            site = {"file": shown(file, start_folder), "line": frame["line"]}
+            return {"site": {**site, "function": frame["name"]}, "via": via}
+        if not file.startswith(RANK) and not file.endswith(WRAPPERS):
+            via = frame["name"]
+    return {"site": None, "via": via}

@@ -9,13 +9,16 @@ from collections.abc import Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
+from .arguments import arguments
 from .frames import RANK, is_users, shown
-from .groups import collectives, groups, in_flight, sequence_numbers
+from .groups import history, in_flight, sequence_numbers
 
 THREADS = 64
 """How many threads are told of at most."""
 DEPTH = 128
 """How many frames of each."""
+PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that a script may have set to something else than lab did."""
 
 Told = dict[str, Any]
 
@@ -52,8 +55,8 @@ def state(start_folder: str, trace: TracebackType | None = None) -> Told:
         **pulse(start_folder),
         "pid": os.getpid(),
         "threads": found,
-        "groups": groups(),
-        "collectives": collectives(),
+        "env": {name: os.environ[name] for name in PLACE if name in os.environ},
+        **history(start_folder),
     }
 
 
@@ -89,14 +92,14 @@ def _told(frames: Iterable[tuple[FrameType, int]], start_folder: str) -> list[To
     for frame, line in frames:
         file = frame.f_code.co_filename
         if not file.startswith((RANK, "<frozen runpy>")) and len(found) < DEPTH:
-            found.append(
-                {
-                    "file": shown(file, start_folder),
-                    "line": line,
-                    "function": frame.f_code.co_qualname,
-                    "user": is_users(file),
-                }
-            )
+            told = {
+                "file": shown(file, start_folder),
+                "line": line,
+                "function": frame.f_code.co_qualname,
+                "user": is_users(file),
+            }
+            called_with = arguments(frame)
+            found.append(told if called_with is None else {**told, "arguments": called_with})
     return found
 
 
