@@ -32,14 +32,14 @@ def names(exam: Examined) -> list[Check]:
         for peer in exam.patients:
             if peer.name == name:
                 continue
-            role = ", the master" if peer == exam.master else ""
+            called = f"{peer.address}, the master," if peer == exam.master else peer.address
             answer = answers_[peer.name]
             if "error" in answer:
                 checks.append(
                     Check(
                         "names",
                         "fail",
-                        f"{name} cannot resolve {peer.address}{role}: {answer['error']}",
+                        f"{name} cannot resolve {called.rstrip(',')}: {answer['error']}",
                         (name, peer.name),
                         f"put {peer.address} into the name service or into /etc/hosts of {name}, "
                         f"or give {peer.name} an IP address in the topology",
@@ -52,8 +52,7 @@ def names(exam: Examined) -> list[Check]:
                     Check(
                         "names",
                         "fail",
-                        f"on {name} the name {peer.address}{role} means {loops[0]}, which is "
-                        f"{name} itself",
+                        f"on {name} the name {called} means {loops[0]}, which is {name} itself",
                         (name, peer.name),
                         f"take {peer.address} off the line of {loops[0]} in /etc/hosts of {name}, "
                         f"or give {peer.name} an IP address in the topology",

@@ -9,6 +9,12 @@ def roll_call(exam: Examined) -> list[Check]:
     if not exam.is_called:
         return []
     told = exam.roll_call
+    if not told:
+        found = (
+            f"it could not be called: {exam.master.name}, the master, has no torch to call it with"
+        )
+        where = (exam.master.name,)
+        return [Check("roll-call", "fail", found, where, "the lines above say what it lacks")]
     errors = {name: answer["error"] for name, answer in told.items() if "error" in answer}
     silent = tuple(name for name in exam.names if name not in told)
     present = next((answer["present"] for answer in told.values() if "present" in answer), None)
