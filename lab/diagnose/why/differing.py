@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from lab.diagnose.finding import Finding, Innocent
-from lab.diagnose.why.evidence import Collective, Evidence
+from lab.diagnose.why.evidence import Evidence
 from lab.diagnose.why.sequences import Divergence, first_divergence
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import (
@@ -42,7 +42,7 @@ def judge_differing(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | 
         file=place.file if place else None,
         line=place.line if place else None,
         function=place.function if place else None,
-        innocent=innocents(waits, found.ranks) or _callers(found.others, found.expected),
+        innocent=_others(found, waits),
         evidence=_seen(evidence, found),
         cure="use every parameter in every forward pass on every rank, or pass "
         "find_unused_parameters=True to DDP"
@@ -123,10 +123,19 @@ def _unused(evidence: Evidence, found: Divergence) -> tuple[str, ...]:
     return tuple(name for name in evidence.ranks[found.ranks[0]].unused if name not in of_others)
 
 
-def _callers(ranks: tuple[int, ...], call: Collective) -> tuple[Innocent, ...]:
-    """Who called what should have been called, where nobody waits any more."""
-    site = call.site
-    what = f"called {short_in_words(call)}"
-    if site is None:
-        return (Innocent(ranks, what, since=call.time),)
-    return (Innocent(ranks, what, site.file, site.line, site.function, call.time),)
+def _others(found: Divergence, waits: Mapping[int, Wait]) -> tuple[Innocent, ...]:
+    """Who waits; and who called what all should have called, and waits no more."""
+    waiting = innocents(waits, found.ranks)
+    done = tuple(sorted({*found.others} - {rank for one in waiting for rank in one.ranks}))
+    if not done:
+        return waiting
+    site = found.expected.site
+    called = Innocent(
+        done,
+        f"called {short_in_words(found.expected)}",
+        file=site.file if site else None,
+        line=site.line if site else None,
+        function=site.function if site else None,
+        since=found.expected.time,
+    )
+    return (*waiting, called)

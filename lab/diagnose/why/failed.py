@@ -16,6 +16,8 @@ UNFINISHED = "Expected to have finished reduction in the prior iteration"
 """What torch's DDP says in the forward after a backward that left parameters out."""
 SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 """What gloo says when more bytes come than the tensor of this rank has, before it aborts."""
+ABORTED = 134
+"""How a rank ends that gloo ends (SIGABRT): perhaps because of what another rank has sent."""
 
 
 def judge_failed(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
@@ -25,7 +27,7 @@ def judge_failed(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | Non
         return None
     if UNFINISHED in (failure.get("message") or ""):
         return _unused(evidence, failure, waits)
-    if _sizes(failure):
+    if failure.get("exit_code") == ABORTED:
         return None
     return _failed(evidence, failure, waits, ())
 
@@ -72,11 +74,13 @@ def judge_aborted(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | No
     )
 
 
-def judge_victim(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
-    """What is left to say where a rank lost its peers, and nobody knows why."""
+def judge_rest(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
+    """What is left to say where a rank has failed, and nothing tells why."""
     failure = evidence.failure
     if failure is None:
         return None
+    if not consequence(failure.get("chain") or ()):
+        return _failed(evidence, failure, waits, ())
     why = "this is what a rank says when another one has gone, and none has said why it went"
     return _failed(evidence, failure, waits, (why,))
 

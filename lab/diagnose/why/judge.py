@@ -8,7 +8,7 @@ from lab.diagnose.why.absent import judge_absent
 from lab.diagnose.why.deadlock import judge_deadlock
 from lab.diagnose.why.differing import judge_differing
 from lab.diagnose.why.evidence import Evidence
-from lab.diagnose.why.failed import judge_aborted, judge_failed, judge_victim
+from lab.diagnose.why.failed import judge_aborted, judge_failed, judge_rest
 from lab.diagnose.why.late import judge_late
 from lab.diagnose.why.progress import judge_progress
 from lab.diagnose.why.start import judge_start
@@ -26,7 +26,7 @@ QUESTIONS: tuple[Question, ...] = (
     judge_aborted,  # of the same sizes?
     judge_late,  # for whom does everybody wait, and what does that rank do?
     judge_deadlock,  # do they wait in a circle?
-    judge_victim,  # a rank lost its peers
+    judge_rest,  # a rank has failed, and nothing of this is why
 )
 """In the order in which a person would ask: what comes first would falsify what follows."""
 
