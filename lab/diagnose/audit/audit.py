@@ -4,8 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from lab.diagnose.audit.buffers import Buffers
 from lab.diagnose.audit.collectives import Collectives
-from lab.diagnose.audit.start import Start
+from lab.diagnose.audit.gradients import LocalNorm, NoGradient, ReducedTwice
+from lab.diagnose.audit.nan import NotFinite
+from lab.diagnose.audit.replicas import Replicas
 from lab.diagnose.finding import Finding
 
 Record = Mapping[str, Any]
@@ -25,7 +28,10 @@ class Judge(Protocol):
         """The ranks have ended: what can only be said now."""
 
 
-JUDGES: tuple[Callable[[int], Judge], ...] = (Start, Collectives)
+JUDGES: tuple[Callable[[int], Judge], ...] = (
+    *(Replicas, NotFinite, ReducedTwice, LocalNorm, NoGradient, Buffers),
+    *(Collectives,),
+)
 """Each is made with the world size."""
 
 

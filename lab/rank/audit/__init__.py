@@ -15,13 +15,18 @@ Start with `LAB_AUDIT=1` in the rank's environment, which `lab run --audit` sets
 """
 
 import importlib
+from typing import Any
 
 from ..events import Events
 from .imports import after_import
 from .recorder import Recorder
 
-CHECKS = ("weights",)
+CHECKS = ("replicas", "collectives")
 """Modules of this package, each a check or a family of them."""
+
+
+def _install(name: str, hooks: Any) -> None:
+    importlib.import_module(f".{name}", __name__).install(hooks)
 
 
 def start(events: Events) -> Recorder:
@@ -34,7 +39,7 @@ def start(events: Events) -> Recorder:
         hooks = Hooks(recorder)
         hooks.install()
         for name in CHECKS:
-            importlib.import_module(f".{name}", __name__).install(hooks)
+            hooks.safely(_install, name, hooks)
 
     after_import("torch", install)
     return recorder

@@ -5,6 +5,8 @@ number, no random state, no collective, no order of anything. Imported when torc
 """
 
 import functools
+import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +38,8 @@ class Hooks:
         """Called with (tensors,): what backward starts from, most often a loss."""
         self.after_backward: list[Listener] = []
         """Called with (tensors,): gradients are there, averaged where the wrapper does it."""
-        self._counts: dict[int, int] = {}
+        self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._stepping: Optimizer | None = None
 
     def tell(self, listeners: list[Listener], *what: Any) -> None:
         """Call all listeners; the time is the audit's."""
@@ -44,13 +47,19 @@ class Hooks:
             return
         with self.recorder.sampling:
             for listener in list(listeners):
-                try:
-                    listener(*what)
-                except Exception as error:  # noqa: BLE001 - ours must not end the user's training
+                if not self.safely(listener, *what):
                     listeners.remove(listener)
-                    where = getattr(listener, "__qualname__", repr(listener))
-                    what_failed = f"{where}: {type(error).__name__}: {error}"
-                    self.recorder.record("broken", what=what_failed[:500])
+
+    def safely(self, function: Listener, *arguments: Any) -> bool:
+        """Call it; False where it raised: ours must not end the user's training."""
+        try:
+            function(*arguments)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the controller is told
+            name = getattr(function, "__qualname__", repr(function))
+            trace = traceback.format_exc()[-2000:]
+            self.recorder.record("broken", what=f"{name}: {error!r}", traceback=trace)
+            return False
+        return True
 
     def install(self) -> None:
         """Put the hooks into torch; once, when it has been imported."""
@@ -75,6 +84,8 @@ class Hooks:
 
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():  # what is compiled is as it would be without us
+                return function(*args, **kwargs)
             if before is not None:
                 before(*args, **kwargs)
             result = function(*args, **kwargs)
@@ -85,9 +96,14 @@ class Hooks:
         setattr(owner, name, wrapped)
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        count = self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
+        if self._stepping not in (None, optimizer):
+            return  # one that another is made of (ZeRO): what it does is the other's affair
+        self._stepping = optimizer
+        count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         self.recorder.step = max(self.recorder.step, count)
         self.tell(self.before_step, optimizer, count)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        self.tell(self.after_step, optimizer, self._counts[id(optimizer)])
+        if self._stepping is optimizer:
+            self._stepping = None
+            self.tell(self.after_step, optimizer, self._counts[optimizer])

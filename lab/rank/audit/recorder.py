@@ -64,15 +64,15 @@ class Recorder:
             self._some.release()
 
     @staticmethod
-    def site() -> dict[str, Any]:
+    def site(beyond: Callable[[FrameType], bool] | None = None) -> dict[str, Any]:
         """`file`, `line`, `function` of the script's own frame that led here; all None without.
 
-        The innermost of the user's frames.
+        The innermost of the user's frames; `beyond`: of those for which it is false.
         """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
-            if _is_script(file):
+            if _is_script(file) and not (beyond is not None and beyond(frame)):
                 function = frame.f_code.co_name
                 return {
                     "file": shown(file, START_FOLDER),

@@ -1,0 +1,322 @@
+"""The replicas of one optimizer's parameters on some ranks, followed from step to step.
+
+What differs on purpose is told from what differs by mistake by what the ranks exchange:
+
+- parts of a model on several ranks (tensor or pipeline parallel, experts): activations are sent in
+  forward and backward, or ranks send to one another, or in subgroups;
+- parameters that are averaged now and then (local SGD): they are sent, or become equal again;
+- models of the ranks' own: weights differ from the start, and nothing is put together.
+
+FSDP's parts are not compared at all.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lab.diagnose.audit.layouts import Layout, Record, listed, minority, unpacked
+from lab.diagnose.finding import Finding, Severity
+from lab.diagnose.words import ranks_in_words
+
+ROUNDING = 1e-6
+"""Relative: norms that differ by less may do so by rounding, on processors of different kinds."""
+SURE = 2
+"""At how many steps gradients must differ where no wrapper is there that should reduce them."""
+
+Site = Mapping[str, Any]
+
+
+@dataclass
+class Exchanged:
+    """What the script itself has sent between the ranks, as far as it tells how it trains."""
+
+    steps: int = 0
+    activations: int = 0
+    """At how many steps something large was sent in forward or backward."""
+    averages: bool = False
+    """Whether parameters are averaged now and then."""
+    elsewhere: bool = False
+    """Whether ranks send to one another, or in subgroups."""
+    losses: bool = False
+    """Whether something small is put together, such as losses."""
+    gradients: bool = False
+    """Whether gradients are put together by hand."""
+    begins: bool = False
+    """Whether something large was sent before the first step: the weights, most likely."""
+
+    def note(self, records: Iterable[Record]) -> None:
+        """Take what the ranks have sent before a step. Before the first, models are made equal."""
+        sent = {what for record in records for what in record["exchanged"]}
+        if self.steps:
+            self.activations += bool(sent & {"forward", "backward"})
+            self.averages |= "parameters" in sent
+        else:
+            self.begins = "forward" in sent
+        self.elsewhere |= bool(sent & {"point_to_point", "subgroup"})
+        self.losses |= "small" in sent
+        self.gradients |= "after" in sent
+        self.steps += 1
+
+    @property
+    def allows_differences(self) -> bool:
+        """Whether replicas may differ on purpose."""
+        return self.averages or self.elsewhere or self.activations * 2 > self.steps
+
+
+class Divergence:
+    """Compares one step after the other, and says once of each parameter what is wrong with it.
+
+    Parameters are named by their places in the optimizer.
+    """
+
+    def __init__(self, layout: Layout, made: Mapping[int, Site | None]) -> None:
+        """`made`: where each rank made its model."""
+        self._layout = layout
+        self._made = made
+        self._exchanged = Exchanged()
+        self._last = 0
+        """The step that was compared last."""
+        self._apart: set[int] = set()
+        """Those that differed at the first."""
+        self._unreduced: dict[int, int] = {}
+        """Those whose gradients differ: the step at which they did first."""
+        self._times = 0
+        """At how many steps gradients have differed."""
+        self._other_data = False
+        """Whether equal weights had other gradients at the first step, so other data."""
+        self._no_sync: Site | None = None
+        self._said: set[int] = set()
+        self._records: Mapping[int, Record] = {}
+
+    def compare(self, count: int, records: Mapping[int, Record]) -> list[Finding]:
+        """Take what the ranks had before their count-th step."""
+        self._exchanged.note(records.values())
+        before, self._last = self._last, count
+        self._records = records
+        weights = self._differing("parameters")
+        gradients = self._differing("gradients")
+        if before == 0:
+            self._apart = set(weights)
+            self._other_data = bool(gradients - weights)
+        if not (weights or gradients or self._unreduced):
+            return []
+        if self._has_nan():  # which are not equal to themselves: see `nan.NotFinite`
+            self._said |= set(range(len(self._layout.names)))
+            return []
+        for place in self._unreduced.keys() - weights:
+            del self._unreduced[place]
+            self._exchanged.averages = True
+        found = self._find(count, before, weights, gradients)
+        self._note_unreduced(count, gradients)
+        return found
+
+    def close(self) -> list[Finding]:
+        """The ranks have ended."""
+        if not self._unreduced or self._exchanged.allows_differences or not self._are_one:
+            return []
+        return self._say_unreduced(self._unreduced.keys())
+
+    def _find(
+        self, count: int, before: int, weights: set[int], gradients: set[int]
+    ) -> list[Finding]:
+        """What is wrong with parameters that differ."""
+        apart = weights & self._apart
+        if together := apart & self._together(gradients):
+            return self._say_apart(together)
+        if self._exchanged.allows_differences or not self._are_one:
+            return []
+        if self._times >= self._enough and (self._unreduced or apart & gradients):
+            return self._say_unreduced((self._unreduced.keys() & weights) | (apart & gradients))
+        late = weights - self._apart - self._unreduced.keys()
+        return self._say_differing(late, before) if late and self._reduces else []
+
+    @property
+    def _enough(self) -> int:
+        return 1 if self._layout.group is not None else SURE
+
+    @property
+    def _reduces(self) -> bool:
+        """Whether gradients are put together at all."""
+        return self._exchanged.gradients or any(self._layout.managed)
+
+    @property
+    def _are_one(self) -> bool:
+        """Whether the models are meant to be one, though they may have nothing in common.
+
+        Ranks may try other seeds, or other learning rates with the same seed, each for itself.
+        """
+        sent = self._exchanged
+        if self._reduces or sent.losses or sent.begins or self._layout.sampler:
+            return True
+        return self._other_data and not self._apart
+
+    def _together(self, gradients: set[int]) -> set[int]:
+        """Those of which all ranks have the same gradient, and not only none or zero."""
+        norms = unpacked("f", next(iter(self._records.values()))["gradient_norms"])
+        return {place for place, norm in enumerate(norms) if norm > 0} - gradients
+
+    def _note_unreduced(self, count: int, gradients: set[int]) -> None:
+        fresh = gradients - self._apart - self._said
+        self._times += bool(gradients)
+        for place in fresh:
+            self._unreduced.setdefault(place, count)
+        for record in self._records.values():
+            if gradients and record["no_sync"] is not None:
+                self._no_sync = record["no_sync"]
+
+    # Looking
+
+    def _differing(self, what: str) -> set[int]:
+        """Those that are not the same on all ranks, but for what has been said."""
+        texts = {record[what] for record in self._records.values()}
+        if len(texts) == 1:
+            return set()
+        columns = zip(*(unpacked("I", text) for text in texts), strict=True)
+        differing = {place for place, column in enumerate(columns) if len(set(column)) > 1}
+        return (differing & set(self._layout.whole)) - self._said
+
+    def _has_nan(self) -> bool:
+        norms = [unpacked("f", r["parameter_norms"]) for r in self._records.values()]
+        return any(math.isnan(norm) for each in norms for norm in each)
+
+    def _norms(self, place: int) -> dict[int, float]:
+        return {r: unpacked("f", x["parameter_norms"])[place] for r, x in self._records.items()}
+
+    def _guilty(self, places: Collection[int], what: str) -> tuple[int, ...]:
+        values = {rank: unpacked("I", record[what]) for rank, record in self._records.items()}
+        return minority({rank: tuple(v[p] for p in places) for rank, v in values.items()})
+
+    # Saying
+
+    def _names(self, places: Collection[int]) -> str:
+        if len(places) == len(self._layout.names) > 1:
+            return f"all {len(places)} parameters"
+        return listed([self._layout.names[place] for place in sorted(places)])
+
+    def _say_apart(self, places: set[int]) -> list[Finding]:
+        """Gradients are equal, so they are put together; the weights never were."""
+        self._said |= places
+        ranks = self._guilty(places, "parameters")
+        everybody = len(ranks) == len(self._records)
+        begin = "each begin with weights of their own" if everybody else "begin with other weights"
+        first = min(places)
+        return [
+            Finding(
+                "weights-differ-at-start",
+                "error",
+                f"{ranks_in_words(ranks)} {begin}: {self._names(places)}",
+                ranks=ranks,
+                step=1,
+                **_place(self._made[ranks[-1]] or self._records[ranks[-1]]),
+                evidence=(
+                    _by_rank(f"the norm of {self._layout.names[first]}", self._norms(first)),
+                    "their gradients are equal: the ranks put them together, but each adds them to "
+                    "weights of its own",
+                ),
+                cure="send rank 0's weights to all ranks before the first step, as "
+                "DistributedDataParallel does; or build the model from one seed on all ranks",
+            )
+        ]
+
+    def _say_differing(self, places: set[int], before: int) -> list[Finding]:
+        self._said |= places
+        ranks = self._guilty(places, "parameters")
+        first = min(places)
+        norms = self._norms(first)
+        everybody = len(ranks) == len(self._records)
+        severity: Severity = "error"
+        evidence = [_by_rank(f"the norm of {self._layout.names[first]}", norms)]
+        if all(_is_rounding(self._norms(place).values()) for place in places):
+            severity = "warning"
+            evidence.append(
+                "the difference is no larger than rounding: the nodes may have other processors, "
+                "or other versions of torch"
+            )
+        evidence.append("up to then weights and averaged gradients were equal")
+        return [
+            Finding(
+                "parameters-differ",
+                severity,
+                f"{'the weights of ' * everybody}{ranks_in_words(ranks)} differ"
+                f"{'' if everybody else ' from the others'} since step {before}: "
+                f"{self._names(places)}",
+                ranks=ranks,
+                step=before,
+                **_place(self._records[ranks[-1]]),
+                evidence=tuple(evidence),
+                cure="something but the averaged gradients changes the weights of these ranks: "
+                "look for learning rates, optimizers or branches that depend on the rank",
+            )
+        ]
+
+    def _say_unreduced(self, places: Collection[int]) -> list[Finding]:
+        places = set(places)
+        self._said |= places
+        step = min((self._unreduced.pop(place, self._last) for place in places), default=1)
+        ranks = self._guilty(places, "gradients")
+        evidence = [_by_rank("norms of the gradients", self._gradient_norms())]
+        if places <= self._apart:
+            evidence.append("the weights have differed since the first step as well")
+        if self._no_sync is not None:
+            return [self._left_out(self._no_sync, ranks, step, places, evidence)]
+        if all(self._layout.managed[place] for place in places):
+            evidence.append("the model is wrapped, but what reduces the gradients was not called")
+        return [
+            Finding(
+                "gradients-not-reduced",
+                "error",
+                f"{ranks_in_words(ranks)} step with gradients of their own, "
+                f"of {self._names(places)}: each trains a model of its own",
+                ranks=ranks,
+                step=step,
+                **_place(self._records[ranks[-1]]),
+                evidence=tuple(evidence),
+                cure="wrap the model in DistributedDataParallel and call the wrapped one, or "
+                "average all gradients over the ranks between backward and step",
+            )
+        ]
+
+    def _left_out(
+        self,
+        site: Site,
+        ranks: tuple[int, ...],
+        step: int,
+        places: Collection[int],
+        evidence: list[str],
+    ) -> Finding:
+        return Finding(
+            "no-sync-at-step",
+            "error",
+            f"{ranks_in_words(ranks)} step with gradients of their own, of {self._names(places)}: "
+            "no_sync was on in the last backward before the step",
+            ranks=ranks,
+            step=step,
+            **_place(site),
+            evidence=tuple(evidence),
+            cure="leave no_sync before the forward of the last micro-batch of each step",
+        )
+
+    def _gradient_norms(self) -> dict[int, float]:
+        norms = {r: unpacked("f", x["gradient_norms"]) for r, x in self._records.items()}
+        return {
+            rank: math.sqrt(sum(norm**2 for norm in each if not math.isnan(norm)))
+            for rank, each in norms.items()
+        }
+
+
+def _place(site: Site) -> dict[str, Any]:
+    return {name: site[name] for name in ("file", "line", "function")}
+
+
+def _by_rank(what: str, values: Mapping[int, float]) -> str:
+    """`the norm of weight: 1.25 on rank 0, 1.5 on ranks 1-3`."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in sorted(values.items()):
+        ranks.setdefault(f"{value:.6g}", []).append(rank)
+    shown = [f"{value} on {ranks_in_words(each)}" for value, each in list(ranks.items())[:8]]
+    return f"{what}: {', '.join(shown)}"
+
+
+def _is_rounding(norms: Collection[float]) -> bool:
+    return max(norms) - min(norms) <= ROUNDING * max(norms)

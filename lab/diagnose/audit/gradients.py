@@ -1,0 +1,165 @@
+"""Gradients that are summed twice, clipped by the norm of a part, or never there."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lab.diagnose.audit.layouts import Layouts, Record, listed
+from lab.diagnose.finding import Finding, Severity
+from lab.diagnose.words import ranks_in_words
+
+TOLERANCE = 1e-2
+"""Relative: factors of clipping that differ by more are not the same."""
+
+
+class ReducedTwice:
+    """Takes what each rank has seen by itself: a sum of gradients that had been summed."""
+
+    checks = frozenset({"again"})
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._ranks: dict[tuple[Any, Any], dict[int, Record]] = {}
+
+    def feed(self, rank: int, record: Record) -> list[Finding]:
+        """See `Judge`."""
+        ranks = self._ranks.setdefault((record["file"], record["line"]), {})
+        ranks.setdefault(rank, record)
+        return self._say(ranks) if len(ranks) == self._world_size else []
+
+    def close(self) -> list[Finding]:
+        """See `Judge`."""
+        return [f for ranks in self._ranks.values() if ranks for f in self._say(ranks)]
+
+    def _say(self, ranks: dict[int, Record]) -> list[Finding]:
+        guilty = tuple(sorted(ranks))
+        record = ranks[guilty[0]]
+        factor = max(abs(each["factor"]) for each in ranks.values())
+        harmless = abs(factor - 1) < TOLERANCE
+        effect = "which only costs time" if harmless else f"which makes them {factor:.3g} times"
+        severity: Severity = "warning" if harmless else "error"
+        larger = "" if harmless else " as large"
+        return [
+            Finding(
+                "gradients-reduced-twice",
+                severity,
+                f"{ranks_in_words(guilty)} put gradients together that were the same on all ranks "
+                f"already, {effect}{larger}",
+                ranks=guilty,
+                step=record["count"],
+                file=record["file"],
+                line=record["line"],
+                function=record["function"],
+                evidence=(
+                    "they had been summed since the last backward, or by the model's wrapper",
+                ),
+                cure="leave the second out: DistributedDataParallel averages gradients in backward",
+            )
+        ]
+
+
+class LocalNorm:
+    """Compares by what the ranks have scaled their parts of the same gradients."""
+
+    checks = frozenset({"replica"})
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._steps: dict[tuple[int, int], dict[int, Mapping[str, Any]]] = {}
+        self._found = False
+
+    def feed(self, rank: int, record: Record) -> list[Finding]:
+        """See `Judge`."""
+        if record["scaled"] is None or self._found:
+            return []
+        ranks = self._steps.setdefault((record["optimizer"], record["count"]), {})
+        ranks[rank] = record["scaled"]
+        if len(ranks) < self._world_size:
+            return []
+        del self._steps[record["optimizer"], record["count"]]
+        factors = {rank: scaled["by"] for rank, scaled in sorted(ranks.items())}
+        if max(factors.values()) - min(factors.values()) <= TOLERANCE * max(factors.values()):
+            return []
+        self._found = True
+        scaled = ranks[0]
+        shown = ", ".join(f"{by:.4g} on rank {rank}" for rank, by in list(factors.items())[:8])
+        return [
+            Finding(
+                "local-norm-clipping",
+                "error",
+                f"{ranks_in_words(factors)} scale their parts of the gradients by different "
+                "factors: each clips by the norm of its own part",
+                ranks=tuple(factors),
+                step=record["count"],
+                file=scaled["file"],
+                line=scaled["line"],
+                function=scaled["function"],
+                evidence=(f"between backward and step gradients were multiplied by {shown}",),
+                cure="take the norm over all ranks: model.clip_grad_norm_ of FSDP (torch's first "
+                "and lab's), or torch.nn.utils.clip_grad_norm_ with fully_shard's parameters as "
+                "they are",
+            )
+        ]
+
+    def close(self) -> list[Finding]:
+        """See `Judge`."""
+        return []
+
+
+class NoGradient:
+    """Names parameters that an optimizer holds and that never had a gradient."""
+
+    checks = frozenset({"layout", "no-gradient"})
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._layouts = Layouts()
+        self._missing: dict[tuple[int, str], dict[int, Any]] = {}
+        self._ranks: dict[int, set[int]] = {}
+        self._steps: dict[int, int] = {}
+
+    def feed(self, rank: int, record: Record) -> list[Finding]:
+        """See `Judge`."""
+        if record["check"] == "layout":
+            self._layouts.feed(rank, record)
+            return []
+        optimizer = record["optimizer"]
+        layout = self._layouts.of(optimizer, rank)
+        if layout is None or len(record["places"]) == len(layout.names):
+            return []  # the optimizer takes gradients from elsewhere
+        self._ranks.setdefault(optimizer, set()).add(rank)
+        self._steps[optimizer] = max(self._steps.get(optimizer, 0), record["count"])
+        for place, site in record["places"]:
+            self._missing.setdefault((optimizer, layout.names[place]), {})[rank] = site
+        return []
+
+    def close(self) -> list[Finding]:
+        """See `Judge`."""
+        together: dict[tuple[int, tuple[int, ...], Any, Any], list[str]] = {}
+        sites: dict[object, Any] = {}
+        for (optimizer, name), ranks in self._missing.items():
+            site = next(iter(ranks.values())) or {"file": None, "line": None, "function": None}
+            key = optimizer, tuple(sorted(ranks)), site["file"], site["line"]
+            together.setdefault(key, []).append(name)
+            sites[key] = site
+        return [self._say(key[0], key[1], names, sites[key]) for key, names in together.items()]
+
+    def _say(
+        self, optimizer: int, ranks: tuple[int, ...], names: list[str], site: Mapping[str, Any]
+    ) -> Finding:
+        steps = self._steps[optimizer]
+        everybody = set(ranks) == self._ranks[optimizer]
+        where = (
+            "on no rank" if everybody else f"on {ranks_in_words(ranks)} never, on others they do"
+        )
+        return Finding(
+            "no-gradient",
+            "warning" if everybody else "error",
+            f"{listed(names)} get gradients {where}, in {steps} step{'s' * (steps != 1)}",
+            ranks=ranks,
+            step=steps,
+            file=site["file"],
+            line=site["line"],
+            function=site["function"],
+            evidence=("they are in the optimizer, and require gradients",),
+            cure="use them in forward, freeze them (requires_grad_(False)), or take them out",
+        )

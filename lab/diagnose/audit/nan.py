@@ -1,0 +1,101 @@
+"""Parameters that are not finite any more, and on which rank that began."""
+
+import math
+from typing import Any
+
+from lab.diagnose.audit.layouts import Layouts, Record, listed, unpacked
+from lab.diagnose.finding import Finding, Innocent
+from lab.diagnose.words import ranks_in_words
+
+
+class NotFinite:
+    """Looks for the rank whose loss was the first that was no number."""
+
+    checks = frozenset({"layout", "replica"})
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._layouts = Layouts()
+        self._fine: set[tuple[int, int]] = set()  # optimizer, rank: finite at some step
+        self._bad: dict[int, dict[int, dict[int, Record]]] = {}  # optimizer -> step -> rank
+        self._said = False
+
+    def feed(self, rank: int, record: Record) -> list[Finding]:
+        """See `Judge`."""
+        if record["check"] == "layout":
+            self._layouts.feed(rank, record)
+            return []
+        optimizer, count = record["optimizer"], record["count"]
+        steps = self._bad.setdefault(optimizer, {})
+        ranks = steps.setdefault(count, {})
+        ranks[rank] = record
+        if len(ranks) < self._world_size:
+            return []
+        del steps[count]
+        return self._judge(optimizer, ranks)
+
+    def close(self) -> list[Finding]:
+        """See `Judge`."""
+        return [
+            finding
+            for optimizer, steps in self._bad.items()
+            for count in sorted(steps)
+            for finding in self._judge(optimizer, steps[count])
+        ]
+
+    def _judge(self, optimizer: int, ranks: dict[int, Record]) -> list[Finding]:
+        bad = {rank: _not_finite(record) for rank, record in ranks.items()}
+        affected = tuple(sorted(rank for rank, places in bad.items() if places))
+        if not affected:
+            self._fine |= {(optimizer, rank) for rank in ranks}
+        if not affected or self._said or not any((optimizer, r) in self._fine for r in affected):
+            return []  # what was so at the start is so on purpose
+        self._said = True
+        began: dict[int, dict[str, Any]] = {
+            rank: record["bad_loss"] for rank, record in ranks.items() if record["bad_loss"]
+        }
+        first = min((loss["at"] for loss in began.values()), default=None)
+        guilty = tuple(sorted(rank for rank, loss in began.items() if loss["at"] == first))
+        layout = self._layouts.of(optimizer, affected[0])
+        names = [] if layout is None else [layout.names[place] for place in bad[affected[0]]]
+        where = f"{ranks_in_words(affected)} have NaN or infinity in {listed(names or ['weights'])}"
+        if first is None:
+            record = ranks[affected[0]]
+            return [
+                Finding(
+                    "nan",
+                    "error",
+                    f"{where}, though every loss was finite: it came with a gradient",
+                    ranks=affected,
+                    step=record["count"] - 1,
+                    file=record["file"],
+                    line=record["line"],
+                    function=record["function"],
+                    evidence=("the weights were finite before",),
+                    cure="torch.autograd.set_detect_anomaly(True) names the operation",
+                )
+            ]
+        site = began[guilty[0]]
+        others = tuple(sorted(set(ranks) - set(guilty)))
+        return [
+            Finding(
+                "nan",
+                "error",
+                f"the loss of {ranks_in_words(guilty)} was NaN or infinite at step {first}"
+                + (", before that of any other rank" if others else ""),
+                ranks=guilty,
+                step=first,
+                file=site["file"],
+                line=site["line"],
+                function=site["function"],
+                innocent=(Innocent(others, "had a finite loss at that step"),) if others else (),
+                evidence=(f"{where}, since the step took the gradients",),
+                cure="look at the samples of that step on that rank, and at logarithms, roots and "
+                "divisions in the loss",
+            )
+        ]
+
+
+def _not_finite(record: Record) -> list[int]:
+    norms = unpacked("f", record["parameter_norms"])
+    return [place for place, norm in enumerate(norms) if math.isnan(norm)]

@@ -1,0 +1,165 @@
+"""What the script itself sends between two optimizer steps, as far as it tells how it trains.
+
+Gradients that are averaged by hand, parameters that are (local SGD), activations (parts of a model
+on several ranks): which of them, not what is in them. What wrappers do in C++ is not seen here.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from .hooks import Hooks
+from .recorder import PARALLEL
+from .tensors import local, norms
+
+COLLECTIVES = (
+    *("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor"),
+    *("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
+)
+POINT_TO_POINT = ("send", "recv", "isend", "irecv")
+SMALL = 64
+"""Elements: losses, counts and norms have no more, activations and gradients have."""
+
+
+TORCH = str(Path(torch.__file__).parent)
+WRAPPERS = (
+    PARALLEL,
+    *(f"{TORCH}/{part}/" for part in ("nn", "distributed/fsdp", "distributed/optim")),
+    f"{TORCH}/distributed/algorithms/ddp_comm_hooks/",
+)
+"""Whose collectives are known: gradients and parameters of DDP, FSDP, ZeRO, SyncBatchNorm."""
+OWN = (str(Path(__file__).parent), distributed_c10d.__file__, f"{TORCH}/distributed/c10d_logger.py")
+
+
+class Exchange:
+    """Counts what is sent, by what it may be for; from one step to the next."""
+
+    def __init__(self, hooks: Hooks, parameters: Callable[[], list[tuple[Tensor, bool]]]) -> None:
+        """`parameters` gives all optimizers', and whether a wrapper reduces the gradient."""
+        self._recorder = hooks.recorder
+        self._parameters = parameters
+        self._phase = "forward"
+        self._counts: dict[str, int] = {}
+        self._gradients: dict[int, tuple[Tensor, bool]] | None = None  # by address; None: not asked
+        self._reduced: set[object] = set()
+        self._again: tuple[Tensor, float, dict[str, Any]] | None = None
+        hooks.before_backward.append(self._on_backward)
+        hooks.after_backward.append(self._after_backward)
+        for name in COLLECTIVES:
+            self._wrap(hooks, name, self._on_collective)
+        for name in POINT_TO_POINT:
+            self._wrap(hooks, name, self._on_point_to_point)
+
+    @staticmethod
+    def _wrap(hooks: Hooks, name: str, listener: Callable[..., None]) -> None:
+        def before(*args: Any, **kwargs: Any) -> None:
+            hooks.tell([listener], name, args, kwargs)
+
+        hooks.wrap(distributed_c10d, name, before=before)
+        setattr(dist, name, getattr(distributed_c10d, name))
+
+    def take(self) -> tuple[dict[str, int], dict[str, Any] | None]:
+        """What came since the last step; the next begins with nothing.
+
+        Returns:
+            How often something large was sent, by phase: `forward` (before backward begins),
+            `backward`, `after` (it has ended); `parameters` in place of `forward`; `small`,
+            `subgroup` (with some ranks only) and `point_to_point` of any phase. And where a
+            gradient was summed that had been before, with the `factor` by which that changed it.
+        """
+        counts, again = self._counts, self._again
+        self._counts, self._again, self._phase = {}, None, "forward"
+        self._forget()
+        if again is None:
+            return counts, None
+        gradient, norm, site = again
+        return counts, {**site, "factor": norms([gradient])[0] / norm if norm else 1.0}
+
+    def _forget(self) -> None:
+        self._gradients = None
+        self._reduced.clear()
+
+    def _count(self, what: str) -> None:
+        self._counts[what] = self._counts.get(what, 0) + 1
+
+    def _on_backward(self, _: Any) -> None:
+        self._phase = "backward"
+        self._forget()
+
+    def _after_backward(self, _: Any) -> None:
+        self._phase = "after"
+
+    def _on_point_to_point(self, _name: str, _args: Any, _kwargs: Any) -> None:
+        self._count("point_to_point")
+
+    def _on_collective(self, name: str, args: Any, kwargs: Any) -> None:
+        if _is_wrappers():
+            return
+        tensor = args[0] if args else next(iter(kwargs.values()), None)
+        if isinstance(tensor, list):
+            tensor = tensor[0] if tensor else None
+        if not isinstance(tensor, Tensor) or tensor.dtype == torch.uint8:  # objects, as bytes
+            return
+        small = tensor.numel() <= SMALL
+        self._count("small" if small else self._purpose(tensor))
+        if name.startswith("all_to_all") and not small:
+            self._count("point_to_point")
+        group = kwargs.get("group")
+        if isinstance(group, dist.ProcessGroup) and group.size() < dist.get_world_size():
+            self._count("subgroup")
+        if self._phase == "after" and name == "all_reduce" and self._again is None:
+            operation = args[1] if len(args) > 1 else kwargs.get("op", dist.ReduceOp.SUM)
+            if operation in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+                self._look_for_second(tensor, group)
+
+    def _purpose(self, tensor: Tensor) -> str:
+        """The phase, but for parameters in `forward`, and gradients of one size in `backward`."""
+        if self._phase == "after":
+            return self._phase
+        known = [local(parameter) for parameter, _ in self._parameters()]
+        size = tensor.numel()
+        if self._phase == "backward":  # by hooks, one after the other
+            return "after" if any(p.numel() == size for p in known) else self._phase
+        address = local(tensor).data_ptr()
+        most = bool(known) and size >= sum(p.numel() for p in known) / 2
+        return "parameters" if most or any(p.data_ptr() == address for p in known) else self._phase
+
+    def _look_for_second(self, tensor: Tensor, group: Any) -> None:
+        """Note the first gradient that is summed again."""
+        if self._gradients is None:
+            self._gradients = {
+                local(parameter.grad).data_ptr(): (parameter.grad, managed)
+                for parameter, managed in self._parameters()
+                if parameter.grad is not None
+            }
+        value = local(tensor)
+        gradient, is_reduced = self._gradients.get(value.data_ptr()) or self._copied(value)
+        key = value.data_ptr(), group
+        if gradient is not None and (is_reduced or key in self._reduced):
+            self._again = gradient, norms([gradient])[0], self._recorder.site()
+        self._reduced.add(key)
+
+    def _copied(self, value: Tensor) -> tuple[Tensor | None, bool]:
+        """The first of the gradients that a wrapper has reduced, if it is a copy of them all."""
+        assert self._gradients is not None
+        reduced = [local(gradient) for gradient, managed in self._gradients.values() if managed]
+        if not reduced or value.numel() != sum(gradient.numel() for gradient in reduced):
+            return None, False
+        first = reduced[0].flatten()[:8]
+        same = torch.equal(value.flatten()[: first.numel()].to(first.dtype), first)
+        return (reduced[0], True) if same else (None, False)
+
+
+def _is_wrappers() -> bool:
+    """Whether it is not the script that called, but a wrapper of its model or optimizer."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(OWN):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(WRAPPERS)

@@ -1,0 +1,45 @@
+"""Whether what backward starts from is a number."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .hooks import Hooks
+from .models import Site
+
+GATHERED = 64
+"""How many losses to look at in one go: on a GPU each look waits for it."""
+
+
+class Losses:
+    """Finds the first loss that is NaN or infinite."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._recorder = hooks.recorder
+        self._waiting: list[tuple[int, Tensor, Site]] = []
+        self._first: dict[str, Any] | None = None
+        hooks.before_backward.append(self._on_backward)
+
+    def first_bad(self) -> dict[str, Any] | None:
+        """`at` which step it was, and where backward was called; None: there was none so far."""
+        if self._waiting:
+            losses = torch.stack([loss.float() for _, loss, _ in self._waiting])
+            good = losses.isfinite().tolist()
+            if not all(good):
+                step, _, site = self._waiting[good.index(False)]
+                self._first = {"at": step, **site}
+            self._waiting.clear()
+        return self._first
+
+    def _on_backward(self, tensors: Any) -> None:
+        if self._first is not None:
+            return
+        one = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
+        if isinstance(one, Tensor) and one.numel() == 1 and one.is_floating_point():
+            loss = getattr(one, "_local_tensor", one).detach().reshape(())
+            if self._waiting and self._waiting[0][1].device != loss.device:
+                self.first_bad()
+            self._waiting.append((self._recorder.step + 1, loss, self._recorder.site()))
+        if len(self._waiting) >= GATHERED:
+            self.first_bad()

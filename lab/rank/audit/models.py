@@ -1,0 +1,152 @@
+"""Which models a script trains: found where they are, since nobody tells us of them.
+
+Names of parameters, which of them are parts of a whole that other ranks hold the rest of, which
+buffers they have, and where the script made them.
+"""
+
+import gc
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+from .hooks import Hooks
+
+WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""What wrappers put before a parameter's name."""
+SEARCHES = 8
+"""How often to look through all objects at most: a script may go on making optimizers."""
+LARGEST_BUFFER = 1 << 20
+"""Elements; statistics have far fewer."""
+
+Site = dict[str, Any]
+
+
+@dataclass
+class Model:
+    """A module that is no part of another one."""
+
+    made: Site | None
+    """Where the script made it."""
+    names: dict[int, str] = field(default_factory=dict)
+    """Of its parameters, by their identity; without wrappers."""
+    sites: dict[int, Site] = field(default_factory=dict)
+    """Where the script made the modules that hold the parameters, by these' identity."""
+    parts: set[int] = field(default_factory=set)
+    """Identities of those of which this rank holds a part (FSDP)."""
+    managed: set[int] = field(default_factory=set)
+    """Identities of those whose gradients a wrapper reduces (DDP, FSDP)."""
+    group: list[int] | None = None
+    """The ranks of DDP's process group; None: no DDP."""
+    sends_buffers: bool = False
+    """Whether a wrapper sends rank 0's buffers to all before each forward."""
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    """Those with floats, by name."""
+    compiled: bool = False
+    """Whether torch.compile has had to do with it."""
+    wrappers: set[type] = field(default_factory=set)
+    """Classes that can leave out the synchronisation of gradients (`no_sync`)."""
+
+
+class Models:
+    """The models of the script, looked for when somebody asks for those of unknown parameters."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._recorder = hooks.recorder
+        self._sites: weakref.WeakKeyDictionary[nn.Module, Site] = weakref.WeakKeyDictionary()
+        self._searches = 0
+        self.uses_sampler = False
+        """Whether there was a DistributedSampler when we last looked."""
+        hooks.wrap(nn.Module, "__init__", after=self._on_init)
+
+    def _on_init(self, module: nn.Module, *_: Any, **__: Any) -> None:
+        self._sites[module] = self._recorder.site(beyond=partial(_is_constructor, module))
+
+    def find(self, parameters: Iterable[Tensor]) -> list[Model]:
+        """The models that hold any of the parameters."""
+        self._searches += 1
+        if self._searches > SEARCHES:
+            return []
+        wanted = {id(parameter) for parameter in parameters}
+        everything = gc.get_objects()
+        modules = [one for one in everything if issubclass(type(one), nn.Module)]
+        self.uses_sampler = any(issubclass(type(one), DistributedSampler) for one in everything)
+        del everything
+        inner = {id(child) for module in modules for child in _children(module)}
+        models = [self._describe(module) for module in modules if id(module) not in inner]
+        return [model for model in models if wanted & model.names.keys()]
+
+    def _describe(self, root: nn.Module) -> Model:
+        own = next((m for m in root.modules() if m in self._sites and not _is_wrapper(m)), None)
+        model = Model(None if own is None else self._sites[own])
+        for name, parameter in root.named_parameters():
+            model.names[id(parameter)] = _plain(name)
+            if is_part(name, parameter):
+                model.parts.add(id(parameter))
+        model.managed |= model.parts
+        for name, buffer in root.named_buffers():
+            if buffer.is_floating_point() and buffer.numel() <= LARGEST_BUFFER:
+                model.buffers[_plain(name)] = buffer
+        for module in root.modules():
+            site = self._sites.get(module)
+            if site is not None:
+                model.sites |= {id(p): site for p in module.parameters(recurse=False)}
+            model.compiled |= type(module).__name__ == "OptimizedModule"
+            if callable(getattr(type(module), "no_sync", None)):
+                model.wrappers.add(type(module))
+            if _is_ddp(module):
+                ignored = getattr(module, "parameters_to_ignore", ())
+                wrapped: Any = module.module
+                inside = wrapped.named_parameters()
+                model.managed |= {id(p) for name, p in inside if name not in ignored}
+                group = getattr(module, "process_group", None)
+                model.group = sorted(dist.get_process_group_ranks(group))
+                model.sends_buffers = bool(getattr(module, "broadcast_buffers", False))
+        return model
+
+
+def _children(module: nn.Module) -> Iterator[nn.Module]:
+    # Not `children()`: a module that is half made, or taken apart, has not what that reads.
+    for child in (module.__dict__.get("_modules") or {}).values():
+        if child is not None:
+            yield child
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    names = ("OptimizedModule", "FullyShardedDataParallel", "CheckpointWrapper")
+    return _is_ddp(module) or type(module).__name__ in names
+
+
+def _is_ddp(module: nn.Module) -> bool:
+    """Torch's, or lab's own, by whatever name it was imported."""
+    return isinstance(module, DistributedDataParallel) or (
+        type(module).__name__ == "DistributedDataParallel" and hasattr(module, "no_sync")
+    )
+
+
+def is_part(name: str, parameter: Tensor) -> bool:
+    """Whether other ranks hold the rest of it: FSDP of torch (both) and of lab, DTensor."""
+    return (
+        "_fsdp_wrapped_module" in name
+        or "_flat_param" in name
+        or hasattr(parameter, "_fsdp_unit")
+        or hasattr(parameter, "_local_tensor")
+    )
+
+
+def _plain(name: str) -> str:
+    for wrapper in WRAPPERS:
+        name = f".{name}".replace(f".{wrapper}", ".")[1:]
+    return name
+
+
+def _is_constructor(module: nn.Module, frame: FrameType) -> bool:
+    """Whether a frame is the module's own `__init__`: whoever called it is of interest."""
+    return frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is module

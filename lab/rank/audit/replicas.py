@@ -1,0 +1,170 @@
+"""What each optimizer's parameters and gradients are at its steps, in a few numbers a tensor.
+
+By these the judges tell whether the ranks train one model: see `lab.diagnose.audit.replicas`.
+"""
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from .buffers import Buffers
+from .clipping import Clipping
+from .exchange import Exchange
+from .hooks import Hooks
+from .losses import Losses
+from .models import Models, Site, is_part
+from .tensors import digests, norms, packed_digests, packed_norms
+
+
+def install(hooks: Hooks) -> None:
+    """Look at the optimizers' parameters before their steps."""
+    watch = Replicas(hooks)
+    hooks.before_step.append(watch.before_step)
+    hooks.recorder.before_close.append(watch.close)
+
+
+@dataclass
+class Layout:
+    """What there is to be known of one optimizer's parameters."""
+
+    number: int
+    """By the order of the optimizers' first steps."""
+    managed: list[bool]
+    """Whether a wrapper reduces the gradient."""
+    parts: list[bool]
+    """Whether other ranks hold the rest of it."""
+    without_gradient: dict[int, Site | None]
+    """Places of those that have never had one, and where they were made."""
+    steps: int = 0
+
+
+class Replicas:
+    """Notes the layout of each optimizer once, then digests of its tensors at the due steps."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self._recorder = hooks.recorder
+        self._models = Models(hooks)
+        self._layouts: weakref.WeakKeyDictionary[Optimizer, Layout] = weakref.WeakKeyDictionary()
+        self._all: list[Layout] = []
+        self._exchange = Exchange(hooks, self._parameters_known)
+        self._losses = Losses(hooks)
+        self._clipping = Clipping(hooks)
+        self._buffers = Buffers(hooks)
+        self._no_sync: Site | None = None
+        self._watched: set[type] = set()
+        self._watch_no_sync(DistributedDataParallel)
+
+    def before_step(self, optimizer: Optimizer, count: int) -> None:
+        """See `Hooks.before_step`."""
+        parameters = _parameters(optimizer)
+        layout = self._layouts.get(optimizer)
+        if layout is None or len(layout.parts) != len(parameters):
+            number = len(self._all) if layout is None else layout.number
+            layout = self._layouts[optimizer] = self._lay_out(number, parameters, optimizer)
+            self._all.append(layout)
+        layout.steps = count
+        if layout.without_gradient:
+            layout.without_gradient = {
+                place: site
+                for place, site in layout.without_gradient.items()
+                if parameters[place].grad is None
+            }
+        counts, again = self._exchange.take()
+        if again is not None:
+            self._recorder.record("again", optimizer=layout.number, count=count, **again)
+        if count == 1 or self._recorder.sampling.due(count):
+            self._note(layout, count, parameters, counts)
+        self._no_sync = None
+
+    def close(self) -> None:
+        """The script has ended: tell which parameters never had a gradient."""
+        for layout in self._all:
+            self._recorder.record(
+                "no-gradient",
+                optimizer=layout.number,
+                count=layout.steps,
+                places=list(layout.without_gradient.items()),
+                bad_loss=self._losses.first_bad(),
+            )
+        self._buffers.close()
+
+    def _note(
+        self, layout: Layout, count: int, parameters: list[Tensor], counts: dict[str, int]
+    ) -> None:
+        gradients = [parameter.grad for parameter in parameters]
+        with torch.no_grad():
+            self._recorder.record(
+                "replica",
+                optimizer=layout.number,
+                count=count,
+                parameters=packed_digests(digests(parameters)),
+                gradients=packed_digests(digests(gradients)),
+                parameter_norms=packed_norms(norms(parameters)),
+                gradient_norms=packed_norms(norms(gradients)),
+                exchanged=counts,
+                no_sync=self._no_sync,
+                bad_loss=self._losses.first_bad(),
+                scaled=self._clipping.scaled(layout.number),
+                **self._recorder.site(),
+            )
+        parts = [p for p, part in zip(parameters, layout.parts, strict=True) if part]
+        self._clipping.watch(layout.number, parts)
+
+    def _lay_out(self, number: int, parameters: list[Tensor], optimizer: Optimizer) -> Layout:
+        models = self._models.find(parameters)
+        of = {identity: model for model in models for identity in model.names}
+        identities = [id(parameter) for parameter in parameters]
+        names = [of[i].names[i] if i in of else f"parameter {n}" for n, i in enumerate(identities)]
+        managed = [i in of and i in of[i].managed for i in identities]
+        parts = [
+            (i in of and i in of[i].parts) or is_part(names[n], parameters[n])
+            for n, i in enumerate(identities)
+        ]
+        self._buffers.watch(models)
+        for wrapper in {wrapper for model in models for wrapper in model.wrappers}:
+            self._watch_no_sync(wrapper)
+        self._recorder.record(
+            "layout",
+            optimizer=number,
+            kind=type(optimizer).__name__,
+            names=names,
+            shapes=[list(parameter.shape) for parameter in parameters],
+            parts=parts,
+            managed=managed,
+            group=next((model.group for model in models if model.group is not None), None),
+            made=next((model.made for model in models if model.made is not None), None),
+            sampler=self._models.uses_sampler,
+            together=dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1,
+        )
+        sites = {identity: site for model in models for identity, site in model.sites.items()}
+        trained = {n: sites.get(id(p)) for n, p in enumerate(parameters) if p.requires_grad}
+        return Layout(number, managed, parts, trained)
+
+    def _parameters_known(self) -> list[tuple[Tensor, bool]]:
+        """Those of all optimizers, and whether a wrapper reduces the gradient."""
+        return [
+            (parameter, managed)
+            for optimizer, layout in list(self._layouts.items())
+            for parameter, managed in zip(_parameters(optimizer), layout.managed, strict=False)
+        ]
+
+    def _watch_no_sync(self, wrapper: type[nn.Module]) -> None:
+        """Note where the script leaves the synchronisation of gradients out."""
+        owner = next(kind for kind in wrapper.__mro__ if "no_sync" in vars(kind))
+        if owner not in self._watched:
+            self._watched.add(owner)
+            self._hooks.wrap(owner, "no_sync", before=self._on_no_sync)
+
+    def _on_no_sync(self, *_: Any, **__: Any) -> None:
+        self._no_sync = self._recorder.site()
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
