@@ -8,7 +8,7 @@ from lab.deploy.layout import Layout
 from lab.doctor.conversation import Conversation, NodeChannels
 from lab.doctor.examined import Examined, Patient
 from lab.node.doctor import Hello
-from lab.topology import Topology
+from lab.topology import Node, Topology
 from lab.transport import transport_for
 from lab.transport.base import Transport
 
@@ -25,17 +25,45 @@ def begin(topology: Topology, folder: Path, progress: Progress) -> tuple[Examine
         LabError: there is nobody to speak with.
     """
     if topology.on == "slurm":
-        from lab.doctor.allocation import Allocation
-
-        addresses = [node.name for node in topology.nodes]  # until there is a job
-        hello = _hello(topology, addresses, [dict(topology.env) for _ in topology.nodes], folder)
-        return _examined(topology, addresses), Allocation(topology, folder, hello, progress)
+        return _over_slurm(topology, folder, progress)
     transport = transport_for(topology, folder, deploy=False)
     if topology.on == "docker" and not any(transport.alive(node) for node in topology.nodes):
         transport.up(progress)
+    return over(transport, folder)
+
+
+def over(transport: Transport, folder: Path) -> tuple[Examined, Conversation]:
+    """Speak with nodes through a channel to each."""
+    topology = transport.topology
     addresses = [transport.address(node) for node in topology.nodes]
-    hello = _hello(topology, addresses, _environments(topology, transport), folder)
+    if topology.on == "ssh":
+        # The hosts themselves find the interface, as they do for a run (`Hello.by_route`).
+        env = [_interface(node) for node in topology.nodes]
+        code = [f"{Layout.of(topology, folder).current}/code"] * topology.nnodes
+    else:
+        env = [dict(transport.default_env(node)) for node in topology.nodes]
+        code = [transport.place(node, folder) for node in topology.nodes]
+    disk = topology.ssh.workdir if topology.on == "ssh" else str(folder)
+    hello = _hello(topology, addresses, env, code, disk)
     return _examined(topology, addresses), NodeChannels(transport, hello)
+
+
+def _over_slurm(
+    topology: Topology, folder: Path, progress: Progress
+) -> tuple[Examined, Conversation]:
+    from lab.doctor.allocation import Allocation
+
+    addresses = [node.name for node in topology.nodes]  # until there is a job
+    env = [_interface(node) for node in topology.nodes]
+    hello = _hello(topology, addresses, env, [str(folder)] * topology.nnodes, str(folder))
+    return _examined(topology, addresses), Allocation(topology, folder, hello, progress)
+
+
+def _interface(node: Node) -> dict[str, str]:
+    """The interface that the topology names."""
+    if node.interface is None:
+        return {}
+    return {"GLOO_SOCKET_IFNAME": node.interface, "NCCL_SOCKET_IFNAME": node.interface}
 
 
 def _examined(topology: Topology, addresses: list[str]) -> Examined:
@@ -53,38 +81,18 @@ def _examined(topology: Topology, addresses: list[str]) -> Examined:
     )
 
 
-def _environments(topology: Topology, transport: Transport) -> list[dict[str, str]]:
-    """What ranks have on top of each node's own variables.
-
-    On hosts the node itself finds the interface, as it does for a run (`Hello.by_route`).
-    """
-    return [
-        {
-            **(transport.default_env(node) if topology.on != "ssh" else {}),
-            **topology.env,
-        }
-        for node in topology.nodes
-    ]
-
-
 def _hello(
-    topology: Topology, addresses: list[str], env: list[dict[str, str]], folder: Path
+    topology: Topology, addresses: list[str], env: list[dict[str, str]], code: list[str], disk: str
 ) -> Hello:
-    for node, variables in zip(topology.nodes, env, strict=True):
-        if node.interface is not None and topology.on in ("ssh", "slurm"):
-            variables.setdefault("GLOO_SOCKET_IFNAME", node.interface)
-            variables.setdefault("NCCL_SOCKET_IFNAME", node.interface)
-    on_hosts = topology.on == "ssh"
-    code = f"{Layout.of(topology, folder).current}/code" if on_hosts else str(folder)
     return {
         "node": None,
         "token": secrets.token_hex(16),
         "names": [node.name for node in topology.nodes],
         "addresses": addresses,
-        "env": env,
+        "env": [{**variables, **topology.env} for variables in env],
         "slots": [node.slots for node in topology.nodes],
-        "folders": [topology.ssh.workdir if on_hosts else str(folder)] * topology.nnodes,
-        "code": [code] * topology.nnodes,
+        "folders": [disk] * topology.nnodes,
+        "code": code,
         "port": topology.master.port or 0,
         "slurm": topology.on == "slurm",
         "by_route": topology.on in ("ssh", "slurm"),
