@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, TextIO
 
 from lab.cli.console import colours_wanted
-from lab.cli.output import write
+from lab.cli.output import one_line, write
 
 if TYPE_CHECKING:
     from lab.diagnose.finding import Finding, Innocent
@@ -19,12 +19,12 @@ def print_finding(finding: "Finding", file: TextIO) -> None:
 def lines_of(finding: "Finding", colour: bool = False) -> list[str]:
     """The lines of a finding: as many as it needs, none of them folded."""
     on, off = (f"\033[{COLOURS[finding.severity]}m", "\033[0m") if colour else ("", "")
-    lines = [f"{on}lab: {finding.kind}:{off} {finding.summary}"]
-    lines += [f"  {_innocent(one)}" for one in finding.innocent]
-    lines += [f"  - {sentence}" for sentence in finding.evidence]
+    below = [_innocent(one) for one in finding.innocent]
+    below += [f"- {sentence}" for sentence in finding.evidence]
     if finding.cure:
-        lines.append(f"  cure: {finding.cure}")
-    return lines
+        below.append(f"cure: {finding.cure}")
+    first = f"{on}lab: {finding.kind}:{off} {one_line(finding.summary)}"
+    return [first, *(f"  {one_line(line)}" for line in below)]
 
 
 def _innocent(innocent: "Innocent") -> str:
