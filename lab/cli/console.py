@@ -21,6 +21,8 @@ COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """ANSI colours of the prefixes, by rank."""
 LAST_LINES = 30
 """How much of a traceback the end of a run repeats."""
+TOLD = ("failed", "unknown")
+"""Kinds of findings that say no more than the end of the run itself."""
 UPDATE_EVERY = {True: 2.0, False: 60.0}
 """Seconds between two states of a progress bar: on a terminal, and elsewhere."""
 
@@ -214,6 +216,10 @@ def print_verdict(verdict: "Verdict") -> None:
         return
     first = verdict.first
     if first is None:
+        if verdict.why is not None and verdict.kind == "timeout":
+            from lab.cli.findings import print_finding
+
+            print_finding(verdict.why, error)
         end = "all ranks have ended"
         if verdict.silent:
             names = ", ".join(verdict.silent)
@@ -239,6 +245,10 @@ def print_verdict(verdict: "Verdict") -> None:
         say(f"lab: the last words of {node}:")
         for word in words[-LAST_LINES:]:
             say(f"  {word}")
+    if verdict.why is not None and verdict.why.kind not in TOLD:
+        from lab.cli.findings import print_finding
+
+        print_finding(verdict.why, error)
     red, reset = ("\033[31m", "\033[0m") if colour else ("", "")
     say(f"{red}lab: {first} (exit code {verdict.exit_code}){reset}")
     if verdict.hint:

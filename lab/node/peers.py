@@ -39,6 +39,14 @@ def _turn_away(listener: socket.socket) -> None:
         listener.accept()[0].close()
 
 
+def resolved(name: str) -> str | None:
+    """The address that a name stands for on this node, or None."""
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return None
+
+
 class Visits:
     """Tries to connect to other nodes; `found` has what came of it, by node."""
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from lab.node import stacks
 from lab.node.activity import GONE, activity
-from lab.node.peers import Door, Visits
+from lab.node.peers import Door, Visits, resolved
 from lab.node.pipes import CHUNK
 from lab.node.protocol import Message
 from lab.rank.probe import address
@@ -29,6 +29,8 @@ PROBE_PATIENCE = 1.0
 """Seconds for a rank's own answer."""
 STACKS_PATIENCE = 10.0
 """Seconds for py-spy, of which many may run at once on few cores."""
+MASTER = ""
+"""The rendezvous, among the nodes that are tried: no node has this name."""
 CANNOT_ANSWER = "TtZXx"
 """States in which a process will not: stopped, or ended."""
 
@@ -59,6 +61,8 @@ class _Round:
     questions: dict[int, _Question] = field(default_factory=dict)
     visits: Visits | None = None
     ptrace: str | None = None
+    master: str | None = None
+    """The address that the name of the rendezvous stands for here."""
 
 
 class Probing:
@@ -80,6 +84,9 @@ class Probing:
             with contextlib.suppress(OSError):  # then nobody can visit
                 self._door = Door(self._selector)
         doors = {node: (place[0], place[1]) for node, place in message.get("peers", {}).items()}
+        if message.get("master"):
+            one.master = resolved(message["master"][0])
+            doors[MASTER] = (message["master"][0], message["master"][1])
         if doors:
             one.visits = Visits(self._selector, doors, partial(self._look_for_end, one))
         for rank, pid in ranks.items():
@@ -266,10 +273,13 @@ class Probing:
         over = not one.questions and (one.visits is None or one.visits.is_over)
         if over and one in self._rounds:
             self._rounds.remove(one)
+            found = {} if one.visits is None else one.visits.found
+            reach = found.pop(MASTER, None)
             self._report(
                 "probed",
                 id=one.number,
                 port=None if self._door is None else self._door.port,
                 ptrace=one.ptrace,
-                peers={} if one.visits is None else one.visits.found,
+                peers=found,
+                master=None if reach is None else {"resolves": one.master, "reach": reach},
             )

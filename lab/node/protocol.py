@@ -10,8 +10,9 @@ To the agent (``type`` and fields):
 start    ``master_addr``, ``master_port``, ``addr`` (this node's own): start the ranks
 stdin    ``data``: what rank 0 waits for; empty: the end of it
 alive    nothing: the controller is still there, where the job names a `silence`
-probe    ``id``, ``what`` (`pulse` or `state`), ``peers`` (address and port by node, to be tried):
-         ask all ranks what they do; a ``state`` for each, then ``probed``
+probe    ``id``, ``what`` (`pulse` or `state`), ``peers`` (address and port by node, to be tried)
+         and ``master`` (the same of the rendezvous), which may both be left out: ask all ranks what
+         they do; a ``state`` for each, then ``probed``
 stop     ``grace`` (seconds): terminate the ranks, kill those left after ``grace``
 =======  ==================================================================================
 
@@ -39,8 +40,9 @@ state      ``rank``, ``id`` of the question, ``pid``, ``process`` (`lab.node.act
            why there is nothing, or why it had to be read from outside, or null. Unasked, from a
            rank whose script raised, just after ``exception``: ``probe`` alone
 probed     ``id``: all have answered; ``port``, which other nodes may try; ``peers``: what came of
-           trying theirs (ok, refused, timeout or another word), by node; ``ptrace``: ok, denied,
-           or null where no stack had to be read from outside
+           trying theirs (ok, refused, timeout or another word), by node; ``master``: ``resolves``
+           (the address that its name stands for here, or null) and ``reach`` (as of a peer), or
+           null; ``ptrace``: ok, denied, or null where no stack had to be read from outside
 torchrun   ``code``, ``message``: torchrun has ended, and all its ranks before; its last words,
            if it did not end well
 error      ``message``: the agent cannot do its job; ``bye`` follows

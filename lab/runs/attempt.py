@@ -166,15 +166,19 @@ class Attempt:
                 self._obeyed_interrupts = self._interrupts.count
                 self._stop("interrupt", self._grace if self._interrupts.count == 1 else 0.0)
             elif self._is_too_late():
-                self._timed_out = True
-                self._stop("timeout", self._grace)
+                if self._inquiry.before_end("asked"):
+                    self._timed_out = True
+                    self._stop("timeout", self._grace)
             elif self._inquiry.wants_end and not self._stopped and stop_at is None:
                 self._stalled = True
                 self._stop("stall", self._failure_grace)
-            elif not self._stopped and stop_at is not None:
-                self._inquiry.on_failure()
-                if now >= stop_at and not self._inquiry.is_asking:
-                    self._stop("failure", self._failure_grace)
+            elif (
+                stop_at is not None
+                and not self._stopped
+                and self._inquiry.before_end("failure")
+                and now >= stop_at
+            ):
+                self._stop("failure", self._failure_grace)
             self._inquiry.step()
             if self._give_up_at is not None and (now > self._give_up_at or self._only_dead(now)):
                 # Closing their stdin has to do.
@@ -324,7 +328,9 @@ class Attempt:
             summary = f"not done after {self._deadline.timeout:g} s (--timeout)"
         elif self._stalled:
             kind, code = "stalled", EXIT_STALLED
-            summary = "no rank made progress (--stall)"
+            finding = self._inquiry.finding
+            assert finding is not None
+            summary = f"no rank made progress: {finding.summary}"
         else:
             ranks = self._world_size
             kind, code = "ok", 0

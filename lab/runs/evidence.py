@@ -126,7 +126,13 @@ class Record:
         known.port = message["port"] or known.port
         known.ptrace = message["ptrace"] or known.ptrace
         known.peers = message["peers"] or known.peers
-        known.master = message.get("master") or known.master
+        known.master = message["master"] or known.master
+
+    @property
+    def has_met(self) -> bool:
+        """Whether every rank that runs has been seen in a process group."""
+        running = [known for known in self.ranks.values() if known.ended is None]
+        return all(known.pulses and known.pulses[-1]["seqs"] for known in running)
 
     def evidence(
         self, because: str, stalled_s: float | None, failure: Mapping[str, Any] | None

@@ -27,8 +27,8 @@ PULSE_PATIENCE = 1.5
 """Seconds for a node to tell its ranks' pulses: what is silent for longer counts as silent."""
 STATE_PATIENCE = 4.0
 """The same for all that there is to tell, stacks from outside included."""
-FAILURE_PATIENCE = 0.3
-"""The same when a rank has failed and the others wait for their end."""
+LAST_PATIENCE = 0.3
+"""The same when the ranks are about to be ended, for a failure or since their time is up."""
 DESK_EVERY = 0.2
 """Seconds between two looks for a question of `lab why`."""
 
@@ -77,10 +77,10 @@ class Inquiry:
         self._wanted: tuple[Because, float | None] | None = None
         self._questions: list[int] = []
         self._look_at = 0.0  # for questions
-        self._failed = False
-        self._evidence: dict[str, Any] | None = None  # of the failure
+        self._ends: Because | None = None
+        self._evidence: dict[str, Any] | None = None  # of the end
         self.finding: Finding | None = None
-        """The last one about a stall, or about the failure."""
+        """The last one about a stall, or about the end."""
         self.wants_end = False
         """Whether a stall is to end the attempt."""
 
@@ -139,7 +139,7 @@ class Inquiry:
             if not self._round.awaited or now >= self._round.give_up_at:
                 self._end_round(self._round)
             return
-        if self._failed or not self._links:
+        if self._ends is not None or not self._links:
             return
         if now >= self._look_at:
             self._look_at = now + DESK_EVERY
@@ -160,33 +160,30 @@ class Inquiry:
         elif self._watch is not None and now >= self._watch.look_at:
             self._ask("pulse", PULSE_PATIENCE)
 
-    def on_failure(self) -> None:
-        """A rank has failed: see what the others do, before they are ended."""
-        if not self._failed and self._links:
-            self._failed = True
-            self._ask("state", FAILURE_PATIENCE, "failure")
-
-    @property
-    def is_asking(self) -> bool:
-        """Whether what the others do is not yet known."""
-        return self._round is not None and self._round.because == "failure"
+    def before_end(self, because: Because) -> bool:
+        """See what the ranks do before they are ended; whether that is known by now."""
+        if self._ends is None and self._links:
+            self._ends = because
+            self._ask("state", LAST_PATIENCE, because)
+        return self._round is None
 
     def close(self) -> None:
         """The ranks are ended now: what they do from here on is our doing."""
-        if self._round is not None and self._round.because == "failure":
-            self._end_round(self._round)
-        if self._failed and self._evidence is None:
-            self._evidence = self._record.evidence("failure", None, None)
+        if self._ends is not None and self._evidence is None:
+            if self._round is not None:
+                self._end_round(self._round)
+            self._evidence = self._evidence or self._record.evidence(self._ends, None, None)
         self._links = ()
         self._round = None
 
     def conclude(self, failure: Failure | None) -> Finding | None:
-        """What is to be said in the verdict."""
+        """What is to be said in the verdict of a run that did not end well."""
         self.close()
-        if failure is not None:
-            evidence = self._evidence or self._record.evidence("failure", None, None)
-            evidence["failure"] = asdict(failure)
-            self._judge(evidence)
+        if failure is not None and self._evidence is None:  # all ranks had ended by themselves
+            self._evidence = self._record.evidence("failure", None, None)
+        if self._evidence is not None:
+            self._evidence["failure"] = None if failure is None else asdict(failure)
+            self.finding = self._judge(self._evidence)
         return self.finding
 
     # Rounds
@@ -216,8 +213,17 @@ class Inquiry:
             nodes[link.node.name].answered = False
             name = link.node.name
             others = {node: door for node, door in doors.items() if node != name}
-            peers = others if what == "state" and because != "failure" else {}
-            link.send(type="probe", id=self._rounds, what=what, peers=peers)
+            fully = what == "state" and self._ends is None
+            asked = {"peers": others, "master": self._rendezvous} if fully else {}
+            link.send(type="probe", id=self._rounds, what=what, **asked)
+
+    @property
+    def _rendezvous(self) -> tuple[str, int] | None:
+        """Where ranks meet, while some of them have not."""
+        if self._record.has_met or self._record.master is None:
+            return None
+        address, _, port = self._record.master.rpartition(":")
+        return address.strip("[]"), int(port)
 
     def _end_round(self, over: _Round) -> None:
         self._round = None
@@ -233,7 +239,7 @@ class Inquiry:
             known_node = self._record.nodes[link.node.name]
             known_node.alive = known_node.answered or (not link.done and self._is_alive(link))
         evidence = self._record.evidence(over.because, over.stalled_s, None)
-        if over.because == "failure":
+        if self._ends is not None:
             self._evidence = evidence
             return
         finding = self._judge(evidence)
@@ -268,20 +274,11 @@ class Inquiry:
         except Exception as error:  # noqa: BLE001 - a fault of the judge must not end the run
             what = f"the evidence could not be judged: {type(error).__name__}: {error}"
             finding = Finding("unknown", "error", what)
-        because = evidence["because"]
         answer = {"schema": SCHEMA, "finding": finding.to_json(), "evidence": evidence}
         self._desk.publish(answer)
         for number in self._questions:
             self._desk.answer(number, answer)
         self._questions.clear()
-        if because == "failure":
-            self.finding = finding
-        self._listener.event(
-            {
-                "type": "why",
-                "because": because,
-                "stalled_s": evidence["stalled_s"],
-                "finding": finding.to_json(),
-            }
-        )
+        why = {name: evidence[name] for name in ("because", "stalled_s")}
+        self._listener.event({"type": "why", **why, "finding": finding.to_json()})
         return finding
