@@ -1,5 +1,6 @@
 """What a process tells of itself: where its threads are, and what its process groups do."""
 
+import linecache
 import os
 import sys
 import threading
@@ -17,6 +18,8 @@ THREADS = 64
 """How many threads are told of at most."""
 DEPTH = 128
 """How many frames of each."""
+CODE = 200
+"""How much of a line of code."""
 PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that a script may have set to something else than lab did."""
 
@@ -87,8 +90,13 @@ def _stack(innermost: FrameType, start_folder: str) -> list[Told]:
 
 
 def _told(frames: Iterable[tuple[FrameType, int]], start_folder: str) -> list[Told]:
-    """The frames, innermost first, but those of lab's bootstrap and hooks."""
+    """The frames, innermost first, but those of lab's bootstrap and hooks.
+
+    The innermost of the user's own has its line of code, too: calls of C, as `work.wait()` and
+    `time.sleep`, have no frames.
+    """
     found: list[Told] = []
+    has_code = False
     for frame, line in frames:
         file = frame.f_code.co_filename
         if not file.startswith((RANK, "<frozen runpy>")) and len(found) < DEPTH:
@@ -98,6 +106,9 @@ def _told(frames: Iterable[tuple[FrameType, int]], start_folder: str) -> list[To
                 "function": frame.f_code.co_qualname,
                 "user": is_users(file),
             }
+            if told["user"] and not has_code:
+                has_code = True
+                told["code"] = linecache.getline(file, line).strip()[:CODE]
             called_with = arguments(frame)
             found.append(told if called_with is None else {**told, "arguments": called_with})
     return found

@@ -12,6 +12,7 @@ class Doing(Enum):
     RENDEZVOUS = "joins the process group"
     COMMUNICATION = "is in a call of torch.distributed"
     BACKWARD = "is in backward"  # where DDP and FSDP wait in C++, unseen by the stack
+    HANDLE = "waits for an operation that it has begun"  # `work.wait()`, C++ as well
     DATA = "waits for its data loader"
     SAVING = "saves a checkpoint"
     LOADING = "loads a checkpoint"
@@ -44,50 +45,33 @@ _WRAPPERS = ("wrapper", "_wrapped_call_impl", "_call_impl", "decorate_context", 
 
 
 def activity_of(rank: Rank) -> Activity:
-    """Read the stack from the inside outwards, and take the first thing it tells.
+    """Read the stack: what libraries do on behalf of the innermost line of the user's code.
 
     A data loader that runs in the main thread calls the user's dataset, so that the line told of
     is the dataset's; with workers, it is that of the loop.
     """
     if not rank.frames:
         return Activity(Doing.UNKNOWN)
-    site, callee = _user_frame(rank.frames)
-    function = None if callee is None else name_of(callee)
-    communication = [frame for frame in rank.frames if _is_torch_distributed(frame)]
-    outermost = communication[-1] if communication else None
+    depth = next((n for n, frame in enumerate(rank.frames) if frame.user), len(rank.frames))
+    site = rank.frames[depth] if depth < len(rank.frames) else None
+    library = [frame for frame in rank.frames[:depth] if name_of(frame) not in _WRAPPERS]
+    function = name_of(library[-1]) if library else None
+    communication = [frame for frame in library if _is_communication(frame)]
     if any(name_of(frame) in _RENDEZVOUS for frame in communication):
-        arguments = _merged(communication)
-        return Activity(Doing.RENDEZVOUS, "init_process_group", site, arguments)
-    for frame in rank.frames:
-        if _has(frame, _CHECKPOINT):
-            reads = function is not None and "load" in function
-            return Activity(Doing.LOADING if reads else Doing.SAVING, function, site)
-        if _has(frame, _DATA):
-            return Activity(Doing.DATA, function, site)
-        if frame.user:
-            break
-    if outermost is not None:
+        return Activity(Doing.RENDEZVOUS, "init_process_group", site, _merged(communication))
+    if communication:
+        outermost = communication[-1]
         return Activity(Doing.COMMUNICATION, name_of(outermost), site, outermost.arguments or {})
-    if any(name_of(frame) == "_engine_run_backward" for frame in rank.frames):
+    if any(_has(frame, _CHECKPOINT) for frame in library):
+        reads = "load" in (function or "")
+        return Activity(Doing.LOADING if reads else Doing.SAVING, function, site)
+    if any(name_of(frame) == "_engine_run_backward" for frame in library):
         return Activity(Doing.BACKWARD, "backward", site)
-    if any(_has(frame, _DATA) for frame in rank.frames):  # it has called the user's dataset
+    if any(_has(frame, _DATA) for frame in rank.frames):  # also those that called a dataset
         return Activity(Doing.DATA, function, site)
+    if function is None and site is not None and ".wait(" in (site.code or ""):
+        return Activity(Doing.HANDLE, "wait", site)
     return Activity(Doing.ELSE, function, site)
-
-
-def _user_frame(frames: tuple[Frame, ...]) -> tuple[Frame | None, Frame | None]:
-    """The innermost frame of the user's code, and the library's frame that it has called."""
-    callee: Frame | None = None
-    for frame in frames:
-        if frame.user:
-            return frame, callee
-        if name_of(frame) not in _WRAPPERS:
-            callee = frame
-    return None, callee
-
-
-def _is_torch_distributed(frame: Frame) -> bool:
-    return "/torch/distributed/" in frame.file and name_of(frame) not in _WRAPPERS
 
 
 def _merged(frames: list[Frame]) -> Json:
@@ -96,6 +80,10 @@ def _merged(frames: list[Frame]) -> Json:
     for frame in reversed(frames):
         merged.update({k: v for k, v in (frame.arguments or {}).items() if v is not None})
     return merged
+
+
+def _is_communication(frame: Frame) -> bool:
+    return "/torch/distributed/" in frame.file and not _has(frame, _CHECKPOINT)
 
 
 def _has(frame: Frame, parts: tuple[str, ...]) -> bool:

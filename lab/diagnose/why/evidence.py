@@ -29,6 +29,8 @@ class Frame:
     """The user's own code, not a library's."""
     arguments: Json | None = None
     """In torch.distributed: group, src, dst and their like."""
+    code: str | None = None
+    """The line itself, of the innermost frame of the user's code."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,7 @@ def _frame(data: Json) -> Frame:
         data["function"],
         data.get("user", False),
         data.get("arguments"),
+        data.get("code"),
     )
 
 

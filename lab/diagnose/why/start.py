@@ -17,7 +17,7 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 def judge_start(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     """Name the ranks that have not come to init_process_group; None where nobody waits there."""
-    activities = {n: activity_of(rank) for n, rank in evidence.ranks.items() if _is_there(rank)}
+    activities = {n: activity_of(rank) for n, rank in evidence.ranks.items() if _has_told(rank)}
     joining = {n: one for n, one in activities.items() if one.doing is Doing.RENDEZVOUS}
     if not joining:
         return None
@@ -40,8 +40,9 @@ def judge_start(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None
     return replace(found, innocent=innocents(waits, found.ranks))
 
 
-def _is_there(rank: Rank) -> bool:
-    return rank.ended is None and not rank.is_gone
+def _has_told(rank: Rank) -> bool:
+    """Whether it lives, or has said where it was when it failed."""
+    return bool(rank.frames) or (rank.ended is None and not rank.is_gone)
 
 
 def _missing(

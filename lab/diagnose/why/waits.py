@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from lab.diagnose.finding import Innocent
 from lab.diagnose.why.activity import Activity, Doing, activity_of
-from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey, Json, Rank
+from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey, Rank
 from lab.diagnose.why.wording import call_in_words, group_in_words
 from lab.node.victims import consequence
 
@@ -52,21 +52,50 @@ def innocents(waits: Mapping[int, Wait], guilty: Collection[int]) -> tuple[Innoc
 
 
 def _wait(evidence: Evidence, rank: Rank) -> Wait | None:
-    if rank.exception is not None:
-        return _lost_its_peer(evidence, rank, rank.exception)
-    if rank.ended is not None or rank.is_stopped or rank.is_gone:
+    """None: it does not wait for other ranks, or is not there.
+
+    Of a rank that has failed the stack is that of its exception: where it waited until its peer
+    had gone.
+    """
+    if rank.is_stopped or rank.is_gone or not _is_victim(rank):
         return None
     activity = activity_of(rank)
-    pending = next((call for call in rank.collectives if not call.done), None)
-    in_call = activity.doing is Doing.COMMUNICATION
-    # A stack does not show the wait of `work.wait()` and of DDP's reducer, both of which are C++.
-    if pending is not None and (in_call or _is_still(rank, activity)):
-        return _in_collective(evidence, rank, pending, activity)
     if activity.doing is Doing.RENDEZVOUS:
         return Wait(rank.number, "init_process_group", _not_joining(evidence), activity.site)
-    if in_call and rank.groups:
+    call = _call_in_progress(rank, activity)
+    if call is not None:
+        return _in_collective(evidence, rank, call, activity)
+    if activity.doing is Doing.COMMUNICATION and rank.groups:
         return _in_call(evidence, rank, activity)
+    if activity.doing is Doing.HANDLE and rank.groups:
+        return Wait(rank.number, "an operation that it has begun", frozenset(), activity.site)
     return None
+
+
+def _is_victim(rank: Rank) -> bool:
+    """Whether it is alive, or ended as a rank does whose peer has gone."""
+    if rank.exception is not None:
+        return consequence(rank.exception.get("chain") or ()) > 0
+    return True
+
+
+def _call_in_progress(rank: Rank, activity: Activity) -> Collective | None:
+    """The collective that a rank waits in. A stack alone does not tell: DDP's reducer is C++."""
+    doing = activity.doing
+    if doing not in (Doing.COMMUNICATION, Doing.BACKWARD, Doing.HANDLE, Doing.ELSE):
+        return None
+    if doing is Doing.BACKWARD and rank.is_busy:
+        return None
+    pending = next((call for call in rank.collectives if not call.done), None)
+    if pending is not None:
+        # Outside a call it may have been begun ahead of time, and something else goes on meanwhile.
+        return None if doing is Doing.ELSE else pending
+    last = rank.collectives[-1] if rank.collectives else None
+    if last is None or doing is Doing.ELSE or activity.site is None or last.site is None:
+        return None
+    same = (last.site.file, last.site.line) == (activity.site.file, activity.site.line)
+    # What has raised counts as done.
+    return last if same and last.via == activity.function else None
 
 
 def _not_joining(evidence: Evidence) -> frozenset[int]:
@@ -75,23 +104,6 @@ def _not_joining(evidence: Evidence) -> frozenset[int]:
         for number, rank in evidence.ranks.items()
         if not rank.groups and activity_of(rank).doing is not Doing.RENDEZVOUS
     )
-
-
-def _lost_its_peer(evidence: Evidence, rank: Rank, exception: Json) -> Wait | None:
-    """What a rank waited in until its connection broke: its last call, if that raised."""
-    if not consequence(exception.get("chain") or ()):
-        return None
-    last = rank.collectives[-1] if rank.collectives else None
-    if last is not None and last.site is not None and last.site.line == exception.get("line"):
-        return _in_collective(evidence, rank, last, Activity(Doing.COMMUNICATION))
-    file = exception.get("file")
-    site = None if file is None else Frame(file, exception.get("line"), "<module>", user=True)
-    ended = (n for n, one in evidence.ranks.items() if one.ended is not None and not one.exception)
-    return Wait(rank.number, "a call of torch.distributed", frozenset(ended), site)
-
-
-def _is_still(rank: Rank, activity: Activity) -> bool:
-    return activity.doing in (Doing.BACKWARD, Doing.ELSE) and not rank.is_busy
 
 
 def _in_collective(evidence: Evidence, rank: Rank, call: Collective, activity: Activity) -> Wait:
