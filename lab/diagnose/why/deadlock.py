@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from lab.diagnose.finding import Finding
 from lab.diagnose.why.evidence import Evidence
 from lab.diagnose.why.waits import Wait, circle, innocents
-from lab.diagnose.why.wording import site_in_words
+from lab.diagnose.why.wording import group_in_words, site_in_words
 from lab.diagnose.words import ranks_in_words
 
 CURES = {
@@ -37,6 +37,21 @@ def judge_deadlock(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | N
         line=site.line if site else None,
         function=site.function if site else None,
         innocent=innocents(waits, ranks),
-        evidence=tuple(steps),
+        evidence=_counters(evidence, waits, order),
         cure=CURES[any(waits[rank].call is not None for rank in order)],
+    )
+
+
+def _counters(
+    evidence: Evidence, waits: Mapping[int, Wait], order: tuple[int, ...]
+) -> tuple[str, ...]:
+    """How far each rank of the circle has come in the groups that the circle goes through."""
+    groups = dict.fromkeys(wait.group for rank in order if (wait := waits[rank]).call is not None)
+    return tuple(
+        f"rank {rank} has begun {max(called, default=0)} collectives of "
+        f"{group_in_words(group, evidence)}"
+        for group in groups
+        if group is not None
+        for rank in sorted(order)
+        if rank in group[1] and (called := evidence.ranks[rank].called.get(group, {})) is not None
     )

@@ -15,6 +15,10 @@ from lab.diagnose.why.wording import (
 )
 from lab.diagnose.words import ranks_in_words
 
+DDP_CURE = (
+    "run forward and backward on every rank in every step: a rank without a useful batch adds "
+    "nothing (its loss times 0), or all ranks skip the step together"
+)
 CURES = {
     "skipped-collective": "let every rank make this call, also one that has nothing to add",
     "extra-collective": "make this call on all ranks of the group, or on none: "
@@ -47,8 +51,14 @@ def judge_differing(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | 
         cure="use every parameter in every forward pass on every rank, or pass "
         "find_unused_parameters=True to DDP"
         if unused
-        else CURES[found.kind],
+        else _cure(found),
     )
+
+
+def _cure(found: Divergence) -> str:
+    if found.kind == "skipped-collective" and found.expected.via in ("backward", "forward"):
+        return DDP_CURE
+    return CURES[found.kind]
 
 
 def _summary(evidence: Evidence, found: Divergence) -> str:

@@ -12,6 +12,8 @@ GroupKey = tuple[str, tuple[int, ...]]
 STOPPED = ("T", "t")
 """States of a process (proc(5)) that a signal or a debugger has stopped."""
 GONE = ("Z", "X", "gone")
+MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
+"""What calls a module's forward and its hooks (torch.nn.Module)."""
 BUSY = 0.3
 """Share of a core above which a process works. Low, since it may have to share its core."""
 IDLE = 0.05
@@ -239,5 +241,5 @@ def _collective(group: GroupKey, data: Json) -> Collective:
         done=data["done"],
         time=data.get("time"),
         site=None if site is None else _frame(site),
-        via=data.get("via"),
+        via="forward" if data.get("via") in MODULE_CALLS else data.get("via"),
     )

@@ -42,8 +42,8 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     finding = Finding(
         kind,
         "error",
-        f"{who(ranks, evidence)}{_behind(first, wait)} {_does(first, activity, len(ranks) > 1)}; "
-        f"{_waiting(waits, ranks)} for {'it' if len(ranks) == 1 else 'them'} in {wait.what}"
+        f"{who(ranks, evidence)} {_behind(first, wait)}{_does(first, activity, len(ranks) > 1)}; "
+        f"{_waiting(waits, wait)} for {'it' if len(ranks) == 1 else 'them'} in {wait.what}"
         f"{site_in_words(wait.site)}",
         ranks=ranks,
         nodes=evidence.nodes_of(ranks),
@@ -75,38 +75,36 @@ def _wait_for(waits: Mapping[int, Wait], ranks: Sequence[int]) -> Wait:
     return min(chosen, key=lambda wait: (wait.since is None, wait.since or 0.0, wait.rank))
 
 
-def _waiting(waits: Mapping[int, Wait], ranks: Sequence[int]) -> str:
-    waiting = [wait.rank for wait in waits.values() if not wait.awaited.isdisjoint(ranks)]
+def _waiting(waits: Mapping[int, Wait], wait: Wait) -> str:
+    waiting = [one.rank for one in waits.values() if one.what == wait.what]
     return f"{ranks_in_words(waiting)} wait{'s' * (len(waiting) == 1)}"
 
 
 def _behind(rank: Rank, wait: Wait) -> str:
-    """` is 1 collective behind:`; nothing where it cannot be counted."""
+    """`is 1 collective behind: it `; nothing where it cannot be counted."""
     if wait.call is None or rank.ended is not None or not rank.groups:
         return ""
     count = wait.call.seq - max(rank.called.get(wait.call.group, ()), default=0)
-    return f" is {count} collective{'s' * (count > 1)} behind:" if count > 0 else ""
+    return f"is {count} collective{'s' * (count > 1)} behind: it " if count > 0 else ""
 
 
 def _does(rank: Rank, activity: Activity, several: bool) -> str:
-    """What the rank is doing; grammar for one rank or several, though only one is described."""
+    """What the rank is doing: of several, it is the first that is told of."""
     if rank.ended is not None:
         return f"{'have' if several else 'has'} ended (exit code {rank.ended['code']})"
+    first = f"are late, rank {rank.number} " if several else ""
     place = site_in_words(activity.site, activity.function)
-    first = f"rank {rank.number} " if several else ("it " if rank.groups else "")
+    code = f": {activity.site.code}" if activity.site and activity.site.code else ""
     if activity.doing is Doing.UNKNOWN:
         return f"{first}shows no stack ({rank.error or 'no answer'}; state {rank.process_state})"
     if activity.doing is Doing.ELSE:
-        share = rank.cpu_share
-        manner = ""
-        if share is not None:
-            manner = ", using the processor" if rank.is_busy else ", using no processor time"
-        return f"{first}is{place or ' in its own code'}{manner}"
-    return f"{first}{activity.doing.value}{place}"
+        use = "" if rank.cpu_share is None else ", using no processor time"
+        return f"{first}is{place or ' in its own code'}{code}{', busy' if rank.is_busy else use}"
+    return f"{first}{activity.doing.value}{place}{code}"
 
 
 def _seen(rank: Rank) -> str:
     activity = activity_of(rank)
     share = "" if rank.cpu_share is None else f", {rank.cpu_share:.0%} of a core"
     state = "" if rank.process_state is None else f" (state {rank.process_state}{share})"
-    return f"rank {rank.number} {_does(rank, activity, several=False).removeprefix('it ')}{state}"
+    return f"rank {rank.number} {_does(rank, activity, several=False)}{state}"

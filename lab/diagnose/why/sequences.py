@@ -79,10 +79,7 @@ def _judge(lists: Mapping[int, Calls], sides: Sequence[list[int]], seq: int) -> 
     """What differs at this number; None where it is only the line, and that for no reason."""
     right, wrong = _order(lists, sides, seq)
     ours, theirs = lists[right[0]], lists[wrong[0]]
-    kind, count = _shift(ours, theirs, seq)
-    differ = not _same_tensors(ours[seq], theirs[seq])
-    if kind is None and differ:
-        kind = _without_shift(ours, theirs, seq)
+    kind, count = _difference(ours, theirs, seq)
     if kind is None:
         return None
     certain = len(right) > len(wrong) or _follows_habit(ours, seq) != _follows_habit(theirs, seq)
@@ -110,58 +107,83 @@ def _order(
 
 
 def _follows_habit(calls: Calls, seq: int) -> bool:
-    """Whether this call came after the one before it in earlier rounds of a loop, too."""
-    before = calls.get(seq - 1)
-    return before is not None and any(
-        _same(calls[earlier + 1], calls[seq])
-        for earlier, call in calls.items()
-        if earlier < seq - 1 and earlier + 1 in calls and _same(call, before)
-    )
+    """Whether this call came in earlier rounds of a loop, too."""
+    return any(_same(calls[earlier + 1], calls[seq]) for earlier in _rounds(calls, seq))
 
 
-def _shift(ours: Calls, theirs: Calls, seq: int) -> tuple[Difference | None, int]:
-    """Whether one list is the other one, moved: calls were left out, or added."""
-    if _same_tensors(ours[seq], theirs[seq]) and _matches(ours, theirs, seq + 1, 0):
-        return None, 0  # one branch of the script for rank 0, say, with the same call in both
-    for count in range(1, LONGEST_SHIFT + 1):
-        if _matches(ours, theirs, seq, count):
-            return "skipped-collective", count
-        if _matches(theirs, ours, seq, count):
-            return "extra-collective", count
-    if _same_tensors(ours[seq], theirs[seq]):
+def _rounds(calls: Calls, seq: int) -> list[int]:
+    """Where in earlier rounds of a loop the calls were most like those before this one."""
+    alike = {
+        earlier: _alike(calls, earlier, seq - 1)
+        for earlier in calls
+        if earlier < seq - 1 and earlier + 1 in calls
+    }
+    most = max(alike.values(), default=0)
+    return [earlier for earlier, length in alike.items() if length == most > 0]
+
+
+def _alike(calls: Calls, earlier: int, later: int) -> int:
+    """How many calls up to one number are as those up to another."""
+    length = 0
+    while (
+        earlier - length in calls
+        and later - length in calls
+        and _same(calls[earlier - length], calls[later - length])
+    ):
+        length += 1
+    return length
+
+
+def _difference(ours: Calls, theirs: Calls, seq: int) -> tuple[Difference | None, int]:
+    """What makes their call another than ours, and how many calls that is about."""
+    only_line = _same_tensors(ours[seq], theirs[seq])
+    if only_line and not _come_apart(ours, theirs, seq):
         return None, 0
     for count in range(1, LONGEST_SHIFT + 1):
-        if _has_followed(ours, ours[seq], theirs[seq], count):
+        if _is_moved(theirs, ours, seq, count):
             return "skipped-collective", count
-        if count == 1 and _has_followed(ours, theirs[seq], ours[seq], count):
-            return "extra-collective", count  # a second time
-    return None, 1
+    count = _distance(ours, theirs[seq], seq)
+    if count:  # their loop has come round, and left out what was between
+        return "skipped-collective", count
+    for count in range(1, LONGEST_SHIFT + 1):
+        if _is_moved(ours, theirs, seq, count):
+            return "extra-collective", count
+    return (None, 0) if only_line else (_by_novelty(ours, theirs, seq), 1)
 
 
-def _matches(ours: Calls, theirs: Calls, seq: int, count: int) -> bool:
-    """Whether from here on theirs is ours without the next `count`; at least one call must tell."""
-    pairs = [
-        (ours[n + count], call) for n, call in theirs.items() if n >= seq and n + count in ours
-    ]
+def _come_apart(ours: Calls, theirs: Calls, seq: int) -> bool:
+    """Whether most of what follows differs as well.
+
+    Else both are branches of the script with the same call in them: one for rank 0, say.
+    """
+    following = [_same(ours[n], call) for n, call in theirs.items() if n > seq and n in ours]
+    return 2 * sum(following) < len(following)
+
+
+def _is_moved(short: Calls, long: Calls, seq: int, count: int) -> bool:
+    """Whether from here on one list is the other without the next `count` of its calls."""
+    pairs = [(long[n + count], call) for n, call in short.items() if n >= seq and n + count in long]
     return bool(pairs) and all(_same(one, other) for one, other in pairs)
 
 
-def _has_followed(calls: Calls, first: Collective, second: Collective, distance: int) -> bool:
-    """Whether in an earlier round the one came this many calls after the other."""
-    return any(
-        _same(call, first) and _same(calls[seq + distance], second)
-        for seq, call in calls.items()
-        if seq < first.seq and seq + distance in calls
-    )
+def _is_known(calls: Calls, call: Collective, seq: int) -> bool:
+    return any(_same(earlier, call) for n, earlier in calls.items() if n < seq)
 
 
-def _without_shift(ours: Calls, theirs: Calls, seq: int) -> Difference:
-    """Nothing but this one call tells: is it new to one side, and known to the other?"""
-    expected, call = ours[seq], theirs[seq]
-    if _place(expected) == _place(call) is not None:
+def _distance(calls: Calls, call: Collective, seq: int) -> int:
+    """How many calls later than this one that call came in the round before; 0: it did not."""
+    alike = _rounds(calls, seq)
+    if not alike:
+        return 0
+    now = max(alike) + 1
+    return next((n - now for n in range(now, seq) if _same(calls[n], call)), 0)
+
+
+def _by_novelty(ours: Calls, theirs: Calls, seq: int) -> Difference:
+    """Nothing but this one call tells: is it new to one side, and the other's known?"""
+    if _place(ours[seq]) == _place(theirs[seq]) is not None:
         return "mismatched-collective"
-    usual = any(_same(one, expected) for n, one in ours.items() if n < seq)
-    new = not any(_same(one, call) for n, one in theirs.items() if n < seq)
+    usual, new = _is_known(ours, ours[seq], seq), not _is_known(theirs, theirs[seq], seq)
     if usual and new:
         return "extra-collective"
     if not usual and not new:

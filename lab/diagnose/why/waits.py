@@ -88,14 +88,22 @@ def _call_in_progress(rank: Rank, activity: Activity) -> Collective | None:
         return None
     pending = next((call for call in rank.collectives if not call.done), None)
     if pending is not None:
-        # Outside a call it may have been begun ahead of time, and something else goes on meanwhile.
-        return None if doing is Doing.ELSE else pending
+        return pending if doing is not Doing.ELSE or _may_be_in_wait(rank, activity) else None
     last = rank.collectives[-1] if rank.collectives else None
     if last is None or doing is Doing.ELSE or activity.site is None or last.site is None:
         return None
     same = (last.site.file, last.site.line) == (activity.site.file, activity.site.line)
-    # What has raised counts as done.
-    return last if same and last.via == activity.function else None
+    return last if same else None  # what has raised counts as done
+
+
+def _may_be_in_wait(rank: Rank, activity: Activity) -> bool:
+    """Whether `work.wait()`, of which a stack has no frame, is called by what the stack shows."""
+    if rank.is_busy or activity.site is None:
+        return False
+    if activity.function is None:
+        return activity.site.code is None  # a line that nobody has read
+    innermost = rank.frames[0].file
+    return "/site-packages/" in innermost or "/lab/parallel/" in innermost
 
 
 def _not_joining(evidence: Evidence) -> frozenset[int]:
