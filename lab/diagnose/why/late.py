@@ -94,7 +94,7 @@ def _does(rank: Rank, activity: Activity, several: bool) -> str:
         return f"{'have' if several else 'has'} ended (exit code {rank.ended['code']})"
     first = f"are late, rank {rank.number} " if several else ""
     place = site_in_words(activity.site, activity.function)
-    code = f": {activity.site.code}" if activity.site and activity.site.code else ""
+    code = f": `{activity.site.code}`" if activity.site and activity.site.code else ""
     if activity.doing is Doing.UNKNOWN:
         return f"{first}shows no stack ({rank.error or 'no answer'}; state {rank.process_state})"
     if activity.doing is Doing.ELSE:

@@ -22,7 +22,11 @@ def unknown(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding:
             "it may be slow, or the connections between them are lost"
         )
     elif waits:
-        what = f"{ranks_in_words(tuple(waits))} wait, and nothing tells for whom"
+        ends = [waits[number] for number in together]
+        what = "; ".join(
+            f"rank {wait.rank} waits in {wait.what}{site_in_words(wait.site)}" for wait in ends[:4]
+        )
+        what = f"{what or f'{ranks_in_words(tuple(waits))} wait'}: nothing tells for whom"
     else:
         what = "no rank waits for another, as far as can be seen"
     return Finding(
