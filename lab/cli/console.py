@@ -105,6 +105,8 @@ class RunConsole:
             from lab.diagnose.finding import Finding
 
             print_finding(Finding.from_json(message["finding"]), sys.stderr)
+        if message["type"] == "audit-broken":
+            say(f"lab: warning: a check of the audit has failed: {message['what']}")
         if message["type"] == "lost":
             text = f"{message['node']} is lost ({message['message']}); the others go on without it"
             say(f"lab: {text}")

@@ -1,7 +1,8 @@
 """What the ranks of an audited run note goes to the judges, and what they find to the listeners."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from lab.diagnose.audit import Audit
 from lab.diagnose.finding import Finding
@@ -29,9 +30,15 @@ class Auditing:
         elif message["type"] == "restart":
             self._audit = None
         elif message["type"] == "audit":
-            if self._audit is None:
-                self._audit = Audit(self._world_size, self._nodes)
-            self._say(self._audit.feed(message["rank"], message["record"]))
+            self._feed(message["rank"], message["record"])
+
+    def _feed(self, rank: int, record: Mapping[str, Any]) -> None:
+        if record["check"] == "broken":
+            self._say_broken(f"rank {rank}: {record['what']}")
+            return
+        if self._audit is None:
+            self._audit = Audit(self._world_size, self._nodes)
+        self._say(self._audit.feed(rank, record))
 
     def close(self, verdict: Verdict) -> Verdict:
         """The verdict with all that was found; a run that ended well may not have been good."""
@@ -48,6 +55,13 @@ class Auditing:
             verdict, kind="audit", exit_code=EXIT_AUDIT, summary=summary, findings=findings
         )
 
-    def _say(self, findings: list[Finding]) -> None:
+    def _say(self, findings: Sequence[Finding]) -> None:
+        assert self._audit is not None
         for finding in findings:
             self._tell({"type": "finding", "finding": finding.to_json()})
+        while self._audit.broken:
+            self._say_broken(self._audit.broken.pop())
+
+    def _say_broken(self, what: str) -> None:
+        """A fault of ours."""
+        self._tell({"type": "audit-broken", "what": what})

@@ -21,8 +21,8 @@ from lab.diagnose.words import ranks_in_words
 
 ROUNDING = 1e-6
 """Relative: norms that differ by less may do so by rounding, on processors of different kinds."""
-SURE = 2
-"""At how many steps gradients must differ where no wrapper is there that should reduce them."""
+PATIENCE = 1000
+"""Steps after which weights would have been averaged if they ever were (local SGD)."""
 
 Site = Mapping[str, Any]
 
@@ -81,11 +81,11 @@ class Divergence:
         """Those that differed at the first."""
         self._unreduced: dict[int, int] = {}
         """Those whose gradients differ: the step at which they did first."""
-        self._times = 0
-        """At how many steps gradients have differed."""
         self._other_data = False
         """Whether equal weights had other gradients at the first step, so other data."""
         self._no_sync: Site | None = None
+        self._unequal: set[int] = set()
+        """Those whose gradients differed at the last step."""
         self._said: set[int] = set()
         self._records: Mapping[int, Record] = {}
 
@@ -109,13 +109,15 @@ class Divergence:
             self._exchanged.averages = True
         found = self._find(count, before, weights, gradients)
         self._note_unreduced(count, gradients)
+        self._unequal = gradients - self._said
         return found
 
     def close(self) -> list[Finding]:
         """The ranks have ended."""
-        if not self._unreduced or self._exchanged.allows_differences or not self._are_one:
+        places = self._unreduced.keys() | (self._apart & self._unequal)
+        if not places or self._exchanged.allows_differences or not self._are_one:
             return []
-        return self._say_unreduced(self._unreduced.keys())
+        return self._say_unreduced(places)
 
     def _find(
         self, count: int, before: int, weights: set[int], gradients: set[int]
@@ -126,14 +128,15 @@ class Divergence:
             return self._say_apart(together)
         if self._exchanged.allows_differences or not self._are_one:
             return []
-        if self._times >= self._enough and (self._unreduced or apart & gradients):
-            return self._say_unreduced((self._unreduced.keys() & weights) | (apart & gradients))
+        unreduced = (self._unreduced.keys() & weights) | (apart & gradients)
+        if unreduced and (count >= PATIENCE or self._should_be_reduced(unreduced)):
+            return self._say_unreduced(unreduced)
         late = weights - self._apart - self._unreduced.keys()
         return self._say_differing(late, before) if late and self._reduces else []
 
-    @property
-    def _enough(self) -> int:
-        return 1 if self._layout.group is not None else SURE
+    def _should_be_reduced(self, places: Collection[int]) -> bool:
+        """Whether a wrapper is there to do it, and was not told to leave it out."""
+        return all(self._layout.managed[place] for place in places) and self._no_sync is None
 
     @property
     def _reduces(self) -> bool:
@@ -158,7 +161,6 @@ class Divergence:
 
     def _note_unreduced(self, count: int, gradients: set[int]) -> None:
         fresh = gradients - self._apart - self._said
-        self._times += bool(gradients)
         for place in fresh:
             self._unreduced.setdefault(place, count)
         for record in self._records.values():
@@ -224,7 +226,7 @@ class Divergence:
         ranks = self._guilty(places, "parameters")
         first = min(places)
         norms = self._norms(first)
-        everybody = len(ranks) == len(self._records)
+        others = "differ" if len(ranks) == len(self._records) else "differ from the others'"
         severity: Severity = "error"
         evidence = [_by_rank(f"the norm of {self._layout.names[first]}", norms)]
         if all(_is_rounding(self._norms(place).values()) for place in places):
@@ -238,8 +240,7 @@ class Divergence:
             Finding(
                 "parameters-differ",
                 severity,
-                f"{'the weights of ' * everybody}{ranks_in_words(ranks)} differ"
-                f"{'' if everybody else ' from the others'} since step {before}: "
+                f"the weights of {ranks_in_words(ranks)} {others} since step {before}: "
                 f"{self._names(places)}",
                 ranks=ranks,
                 step=before,

@@ -137,6 +137,10 @@ class NoGradient:
         together: dict[tuple[int, tuple[int, ...], Any, Any], list[str]] = {}
         sites: dict[object, Any] = {}
         for (optimizer, name), ranks in self._missing.items():
+            layout = self._layouts.of(optimizer, min(ranks))
+            assert layout is not None
+            if layout.parts[layout.names.index(name)] and ranks.keys() != self._ranks[optimizer]:
+                continue  # a rank may hold nothing of it
             site = next(iter(ranks.values())) or {"file": None, "line": None, "function": None}
             key = optimizer, tuple(sorted(ranks)), site["file"], site["line"]
             together.setdefault(key, []).append(name)

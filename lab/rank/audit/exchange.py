@@ -65,22 +65,27 @@ class Exchange:
         hooks.wrap(distributed_c10d, name, before=before)
         setattr(dist, name, getattr(distributed_c10d, name))
 
-    def take(self) -> tuple[dict[str, int], dict[str, Any] | None]:
-        """What came since the last step; the next begins with nothing.
+    def stepped(self) -> dict[str, Any] | None:
+        """A step begins. Where a gradient was summed that had been before, None if none was.
 
-        Returns:
-            How often something large was sent, by phase: `forward` (before backward begins),
-            `backward`, `after` (it has ended); `parameters` in place of `forward`; `small`,
-            `subgroup` (with some ranks only) and `point_to_point` of any phase. And where a
-            gradient was summed that had been before, with the `factor` by which that changed it.
+        With the `factor` by which that changed it.
         """
-        counts, again = self._counts, self._again
-        self._counts, self._again, self._phase = {}, None, "forward"
+        again, self._again, self._phase = self._again, None, "forward"
         self._forget()
         if again is None:
-            return counts, None
+            return None
         gradient, norm, site = again
-        return counts, {**site, "factor": norms([gradient])[0] / norm if norm else 1.0}
+        return {**site, "factor": norms([gradient])[0] / norm if norm else 1.0}
+
+    def take(self) -> dict[str, int]:
+        """What has been sent since this was asked for last.
+
+        How often something large was sent, by phase: `forward` (before backward begins),
+        `backward`, `after` (it has ended); `parameters` in place of `forward`; `small`,
+        `subgroup` (with some ranks only) and `point_to_point` of any phase.
+        """
+        counts, self._counts = self._counts, {}
+        return counts
 
     def _forget(self) -> None:
         self._gradients = None

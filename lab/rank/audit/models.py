@@ -6,7 +6,7 @@ buffers they have, and where the script made them.
 
 import gc
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -51,14 +51,14 @@ class Model:
     """Those with floats, by name."""
     compiled: bool = False
     """Whether torch.compile has had to do with it."""
-    wrappers: set[type] = field(default_factory=set)
-    """Classes that can leave out the synchronisation of gradients (`no_sync`)."""
 
 
 class Models:
     """The models of the script, looked for when somebody asks for those of unknown parameters."""
 
-    def __init__(self, hooks: Hooks) -> None:
+    def __init__(self, hooks: Hooks, on_wrapper: Callable[[type[nn.Module]], None]) -> None:
+        """`on_wrapper` gets classes that can leave out reducing the gradients (`no_sync`)."""
+        self._on_wrapper = on_wrapper
         self._recorder = hooks.recorder
         self._sites: weakref.WeakKeyDictionary[nn.Module, Site] = weakref.WeakKeyDictionary()
         self._searches = 0
@@ -67,6 +67,8 @@ class Models:
         hooks.wrap(nn.Module, "__init__", after=self._on_init)
 
     def _on_init(self, module: nn.Module, *_: Any, **__: Any) -> None:
+        if hasattr(type(module), "no_sync"):
+            self._on_wrapper(type(module))
         self._sites[module] = self._recorder.site(beyond=partial(_is_constructor, module))
 
     def find(self, parameters: Iterable[Tensor]) -> list[Model]:
@@ -99,8 +101,6 @@ class Models:
             if site is not None:
                 model.sites |= {id(p): site for p in module.parameters(recurse=False)}
             model.compiled |= type(module).__name__ == "OptimizedModule"
-            if callable(getattr(type(module), "no_sync", None)):
-                model.wrappers.add(type(module))
             if _is_ddp(module):
                 ignored = getattr(module, "parameters_to_ignore", ())
                 wrapped: Any = module.module

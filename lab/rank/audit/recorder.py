@@ -14,7 +14,7 @@ from ..frames import is_users, shown
 
 SHARE = 0.04
 """Of the time since the first step: what the audit may take."""
-ALLOWANCE = 0.3
+ALLOWANCE = 0.5
 """Seconds on top: short runs are looked at step by step."""
 PAUSE = 0.1
 """Seconds in which records gather before they are written."""
@@ -123,15 +123,21 @@ class Sampling:
     interval is a power of two: a step of one rank's longer interval is one of the others' as well.
     """
 
-    def __init__(self, clock: Any = time.perf_counter) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        work: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`work` counts the seconds that this thread computes: others use the processor, too."""
         self._clock = clock
+        self._work = work
         self._spent = 0.0
         self._began: float | None = None
         self._every = 1
         self._step = -1
         self._due = False
-        self._entered = 0.0
-        self._depth = 0
+        self._own = _thread._local()
+        self._own.depth = 0
 
     def due(self, step: int) -> bool:
         """Whether to look at this step; the same for all that ask about it in turn."""
@@ -152,11 +158,11 @@ class Sampling:
 
     def __enter__(self) -> None:
         """Time from here to the end of the `with` is the audit's own."""
-        if self._depth == 0:
-            self._entered = self._clock()
-        self._depth += 1
+        depth = self._own.depth = getattr(self._own, "depth", 0) + 1  # autograd has threads, too
+        if depth == 1:
+            self._own.entered = self._work()
 
     def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self._spent += self._clock() - self._entered
+        self._own.depth -= 1
+        if self._own.depth == 0:
+            self._spent += self._work() - self._own.entered

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from .buffers import Buffers
@@ -50,7 +49,7 @@ class Replicas:
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
         self._recorder = hooks.recorder
-        self._models = Models(hooks)
+        self._models = Models(hooks, self._watch_no_sync)
         self._layouts: weakref.WeakKeyDictionary[Optimizer, Layout] = weakref.WeakKeyDictionary()
         self._all: list[Layout] = []
         self._exchange = Exchange(hooks, self._parameters_known)
@@ -59,7 +58,6 @@ class Replicas:
         self._buffers = Buffers(hooks)
         self._no_sync: Site | None = None
         self._watched: set[type] = set()
-        self._watch_no_sync(DistributedDataParallel)
 
     def before_step(self, optimizer: Optimizer, count: int) -> None:
         """See `Hooks.before_step`."""
@@ -76,11 +74,11 @@ class Replicas:
                 for place, site in layout.without_gradient.items()
                 if parameters[place].grad is None
             }
-        counts, again = self._exchange.take()
+        again = self._exchange.stepped()
         if again is not None:
             self._recorder.record("again", optimizer=layout.number, count=count, **again)
         if count == 1 or self._recorder.sampling.due(count):
-            self._note(layout, count, parameters, counts)
+            self._note(layout, count, parameters)
         self._no_sync = None
 
     def close(self) -> None:
@@ -95,9 +93,7 @@ class Replicas:
             )
         self._buffers.close()
 
-    def _note(
-        self, layout: Layout, count: int, parameters: list[Tensor], counts: dict[str, int]
-    ) -> None:
+    def _note(self, layout: Layout, count: int, parameters: list[Tensor]) -> None:
         gradients = [parameter.grad for parameter in parameters]
         with torch.no_grad():
             self._recorder.record(
@@ -108,7 +104,7 @@ class Replicas:
                 gradients=packed_digests(digests(gradients)),
                 parameter_norms=packed_norms(norms(parameters)),
                 gradient_norms=packed_norms(norms(gradients)),
-                exchanged=counts,
+                exchanged=self._exchange.take(),
                 no_sync=self._no_sync,
                 bad_loss=self._losses.first_bad(),
                 scaled=self._clipping.scaled(layout.number),
@@ -128,8 +124,6 @@ class Replicas:
             for n, i in enumerate(identities)
         ]
         self._buffers.watch(models)
-        for wrapper in {wrapper for model in models for wrapper in model.wrappers}:
-            self._watch_no_sync(wrapper)
         self._recorder.record(
             "layout",
             optimizer=number,

@@ -56,6 +56,8 @@ def _sum(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     flat = tensor.contiguous().flatten()
+    if flat.storage_offset() * flat.element_size() % 8:
+        flat = flat.clone()  # words must be the same wherever the tensor lies
     whole = flat.numel() - flat.numel() % (8 // flat.element_size() or 1)
     total = flat[:whole].view(torch.int64).sum()
     if whole < flat.numel():
