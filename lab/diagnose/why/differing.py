@@ -64,6 +64,7 @@ def _cure(found: Divergence) -> str:
 def _summary(evidence: Evidence, found: Divergence) -> str:
     guilty, others = who(found.ranks, evidence), ranks_in_words(found.others)
     call = call_in_words(found.called, evidence) + called_at(found.called)
+    they = "it" if len(found.others) == 1 else "they"
     expected = called_at(found.expected)
     if found.kind == "skipped-collective":
         further = f" and {found.count - 1} more" if found.count > 1 else ""
@@ -75,7 +76,7 @@ def _summary(evidence: Evidence, found: Divergence) -> str:
     if found.kind == "extra-collective":
         return (
             f"{guilty} called {call}, which {others} did not: "
-            f"they went on to {short_in_words(found.expected)}{expected}"
+            f"{they} went on to {short_in_words(found.expected)}{expected}"
         )
     return (
         f"{guilty} called {call}, where {others} called {short_in_words(found.expected)}{expected}"
