@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from lab.diagnose.audit.batches import Batches
 from lab.diagnose.audit.buffers import Buffers
 from lab.diagnose.audit.collectives import Collectives
 from lab.diagnose.audit.gradients import LocalNorm, NoGradient, ReducedTwice
+from lab.diagnose.audit.loaders import Loaders
 from lab.diagnose.audit.nan import NotFinite
 from lab.diagnose.audit.replicas import Replicas
 from lab.diagnose.finding import Finding
@@ -30,7 +32,7 @@ class Judge(Protocol):
 
 JUDGES: tuple[Callable[[int], Judge], ...] = (
     *(Replicas, NotFinite, ReducedTwice, LocalNorm, NoGradient, Buffers),
-    *(Collectives,),
+    *(Collectives, Batches, Loaders),
 )
 """Each is made with the world size."""
 
@@ -41,20 +43,30 @@ class Audit:
     def __init__(self, world_size: int, nodes: Mapping[int, str]) -> None:
         """`nodes`: each rank's node."""
         self.findings: list[Finding] = []
+        self.broken: list[str] = []
+        """Judges that have raised, and what: left out, since no run must end by them."""
         self._nodes = nodes
         self._judges = [judge(world_size) for judge in JUDGES]
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
         """What the record shows that had not been found before."""
-        found = []
-        for judge in self._judges:
-            if record["check"] in judge.checks:
-                found += judge.feed(rank, record)
-        return self._new(found)
+        return self._ask(
+            lambda judge: judge.feed(rank, record) if record["check"] in judge.checks else []
+        )
 
     def close(self) -> list[Finding]:
         """What shows now that the ranks have ended."""
-        return self._new([finding for judge in self._judges for finding in judge.close()])
+        return self._ask(lambda judge: judge.close())
+
+    def _ask(self, question: Callable[[Judge], list[Finding]]) -> list[Finding]:
+        found = []
+        for judge in list(self._judges):
+            try:
+                found += question(judge)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on
+                self._judges.remove(judge)
+                self.broken.append(f"{type(judge).__name__}: {type(error).__name__}: {error}")
+        return self._new(found)
 
     def _new(self, found: Sequence[Finding]) -> list[Finding]:
         known = {_identity(finding) for finding in self.findings}

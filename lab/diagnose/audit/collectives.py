@@ -173,5 +173,5 @@ def _at(one: Collective) -> str:
 
 def _same_line(column: Column) -> bool:
     """Whether all ranks call it from one line of the script."""
-    lines = {(one.file, one.line) for one, _ in column.values()}
-    return len(lines) == 1 and None not in next(iter(lines))
+    called = all(one.source == "call" for one, _ in column.values())  # else the step is not known
+    return called and len({(one.file, one.line) for one, _ in column.values()}) == 1

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ..groups import collectives
+from ..groups import history
 from .hooks import Hooks
+from .recorder import START_FOLDER
 
 SAME: Mapping[str, str | None] = {
     "all_reduce": "tensor",
@@ -43,8 +44,8 @@ SAME: Mapping[str, str | None] = {
 ROOTS = ("src", "dst", "group_src", "group_dst")
 PAUSE = 0.25
 """Seconds between two looks at the flight recorder, at least."""
-MOST = 10_000
-"""More than there are in the flight recorder."""
+LEAVING = 0.05
+"""Seconds that the threads of process groups have before the groups are taken apart."""
 SHARE = 0.02
 """Of the time: what these looks may take."""
 
@@ -66,6 +67,8 @@ def install(hooks: Hooks) -> None:
             setattr(distributed_c10d, op, wrapped)
             setattr(dist, op, wrapped)
     hooks.recorder.before_close.append(watch.look)
+    hooks.wrap(distributed_c10d, "destroy_process_group", before=lambda *_, **__: watch.leave())
+    dist.destroy_process_group = distributed_c10d.destroy_process_group
     _thread.start_new_thread(watch.look_on, ())  # unseen by `threading.enumerate`
 
 
@@ -119,15 +122,25 @@ class Collectives:
         if dist.is_initialized():
             for group in list(distributed_c10d._world.pg_map):
                 members[group.group_name] = _ranks(group)
-        for one in collectives(newest=MOST) if members else ():
+        for one in history(START_FOLDER)["collectives"] if members else ():
             name, number = one["group"], one["seq"]
             if name in members and number > self._last.get(name, 0) and not one["p2p"]:
                 self._last[name] = number
                 shape = tuple(one["shapes"][0]) if len(one["shapes"]) == 1 else None
                 dtype = one["dtypes"][0] if len(one["dtypes"]) == 1 else None
-                what = ("recorder", one["op"], shape, dtype, *[None] * 5)
+                site = (one["site"] or {}).get
+                place = site("file"), site("line"), site("function")
+                what = ("recorder", one["op"], shape, dtype, None, None, *place)
                 self._add((name, members[name], *what), number)
         self._record()
+
+    def leave(self) -> None:
+        """The script is about to take its groups apart."""
+        self.look()
+        # Their threads take the interpreter's lock to let go of what is done, and who takes the
+        # last group apart holds it while waiting for them (torch 2.13): with our threads about,
+        # they would now and then come too late for ever.
+        time.sleep(LEAVING)
 
     def _note(self, op: str, argument: Callable[[str], Any], rooted: bool) -> None:
         group = argument("group") or dist.group.WORLD

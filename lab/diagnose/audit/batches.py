@@ -1,0 +1,144 @@
+"""Whether the ranks train on different samples, by what their models were given."""
+
+import base64
+import itertools
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from lab.diagnose.finding import Finding
+from lab.diagnose.words import ranks_in_words
+
+Record = Mapping[str, Any]
+Column = dict[int, Record]
+"""The records of one microbatch, by rank."""
+ENOUGH = 3
+"""So many batches that are the same are no chance; fewer, where a run has no more."""
+OVERLAP = 0.5
+"""The share of a rank's samples that another one has had, while hardly any came twice."""
+TWICE = 0.1
+"""The share that came before on the same rank. More: an epoch has ended, or data repeats itself."""
+FEW = 16
+"""Samples from which on a share says something."""
+
+
+class Batches:
+    """Compares the samples of the ranks: of the same microbatch, and of all since an epoch began."""
+
+    checks = frozenset({"batches"})
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._columns: dict[tuple[int, int], Column] = {}
+        self._same: Counter[tuple[int, ...]] = Counter()
+        self._seen = 0
+        self._first: dict[tuple[int, ...], Record] = {}
+        self._samples: dict[int, set[int]] = {}
+        self._drawn: Counter[int] = Counter()
+        self._newest: Column = {}
+        self._enough = FEW
+        self._overlap = False
+
+    def feed(self, rank: int, record: Record) -> list[Finding]:
+        """See `Judge`."""
+        place = record["step"], record["microbatch"]
+        column = self._columns.setdefault(place, {})
+        column[rank] = {**record, "rows": _numbers(record["rows"])}
+        if len(column) < self._world_size:
+            return []
+        del self._columns[place]
+        found = self._judge_same(column)
+        self._take(column)
+        return found or self._judge_overlap()
+
+    def close(self) -> list[Finding]:
+        """What a short run has shown."""
+        self._enough = FEW
+        always = [ranks for ranks, count in self._same.items() if self._seen == count > 1]
+        return [*map(self._say_same, always), *self._judge_overlap()]
+
+    def _judge_same(self, column: Column) -> list[Finding]:
+        groups: dict[object, list[int]] = {}
+        for rank in sorted(column):
+            rows = column[rank]["rows"]
+            if len(set(rows)) > 1 or len(rows) == 1:  # else made up: ones, zeros
+                groups.setdefault(tuple(rows), []).append(rank)
+        self._seen += 1
+        found = []
+        for ranks in (tuple(ranks) for ranks in groups.values() if len(ranks) > 1):
+            self._same[ranks] += 1
+            self._first.setdefault(ranks, column[ranks[0]])
+            if self._same[ranks] == ENOUGH:
+                found.append(self._say_same(ranks))
+        return found
+
+    def _say_same(self, ranks: tuple[int, ...]) -> Finding:
+        first = self._first[ranks]
+        return Finding(
+            kind="same-batch",
+            severity="error",
+            summary=f"{ranks_in_words(ranks)} train on the same batches: what one of them "
+            "computes, the others compute again",
+            ranks=ranks,
+            step=first["step"],
+            file=first["file"],
+            line=first["line"],
+            function=first["function"],
+            evidence=(
+                f"in {self._same[ranks]} of {self._seen} batches that were looked at, the inputs "
+                f"of the model were the same, bit by bit, from step {first['step']} on",
+            ),
+            cure="give each rank its own samples: a DistributedSampler, or a seed for the data "
+            "that depends on the rank",
+        )
+
+    def _take(self, column: Column) -> None:
+        """Add what the ranks had to what they have had since an epoch began."""
+        for rank, record in column.items():
+            self._drawn[rank] += len(record["rows"])
+            self._samples.setdefault(rank, set()).update(record["rows"])
+        self._newest = column
+        if any(self._drawn[rank] * (1 - TWICE) > len(own) for rank, own in self._samples.items()):
+            self._samples.clear()
+            self._drawn.clear()
+            self._enough = FEW
+
+    def _judge_overlap(self) -> list[Finding]:
+        sizes = {rank: len(samples) for rank, samples in self._samples.items()}
+        if not sizes or self._overlap or min(sizes.values()) < self._enough:
+            return []
+        self._enough = min(sizes.values()) * 5 // 4  # to look each time would take too long
+        guilty: set[int] = set()
+        for a, b in itertools.combinations(sorted(sizes), 2):
+            both = len(self._samples[a] & self._samples[b])
+            if both > OVERLAP * min(sizes[a], sizes[b]):
+                guilty |= {a, b}
+        if not guilty or any(guilty <= set(ranks) for ranks in self._same):
+            return []
+        self._overlap = True
+        one = self._newest[min(guilty)]
+        return [
+            Finding(
+                kind="overlapping-samples",
+                severity="error",
+                summary=f"{ranks_in_words(guilty)} train on the same samples within an epoch, in "
+                "another order",
+                ranks=tuple(sorted(guilty)),
+                step=one["step"],
+                file=one["file"],
+                line=one["line"],
+                function=one["function"],
+                evidence=(
+                    f"by step {one['step']}, more than half of the {min(sizes.values())} samples "
+                    "of a rank had come up on another one as well, and few twice on the same",
+                ),
+                cure="deal the samples out: a DistributedSampler, or the same order on every rank "
+                "of which each takes its own part",
+            )
+        ]
+
+
+def _numbers(packed: str) -> list[int]:
+    data = base64.b64decode(packed)
+    return list(struct.unpack(f"<{len(data) // 4}I", data))

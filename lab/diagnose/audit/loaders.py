@@ -1,0 +1,205 @@
+"""Whether the ranks share the samples of a dataset out among themselves, anew in each epoch."""
+
+import base64
+import itertools
+import zlib
+from collections.abc import Mapping
+from math import comb
+from typing import Any
+
+from lab.diagnose.finding import AuditKind, Finding
+from lab.diagnose.words import ranks_in_words
+
+Record = Mapping[str, Any]
+Epoch = dict[int, Record]
+"""By rank."""
+AGREE = 0.8
+"""Of the samples that two ranks both noted: how many have equal contents in one dataset."""
+SHUFFLED = 0.25
+"""How often a shuffled order goes down at least; about half the time, and a sorted one never."""
+
+
+class Loaders:
+    """Compares the indices that the ranks' loaders drew, epoch by epoch."""
+
+    checks = frozenset({"loaders"})
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._epochs: dict[tuple[object, int], Epoch] = {}
+        self._orders: dict[tuple[object, int], Record] = {}  # by line and rank: the epoch before
+        self._repeated: dict[object, set[int]] = {}
+        self._covered: dict[object, tuple[int, int]] = {}  # by line: samples, epochs
+        self._probes: dict[int, dict[int, int]] = {}
+
+    def feed(self, rank: int, record: Record) -> list[Finding]:
+        """See `Judge`."""
+        line = record["file"], record["line"]
+        self._probes.setdefault(rank, {}).update((i, digest) for i, digest in record["probes"])
+        found = self._judge_order(line, rank, record)
+        epoch = self._epochs.setdefault((line, record["epoch"]), {})
+        epoch[rank] = record
+        if len(epoch) == self._world_size:
+            del self._epochs[line, record["epoch"]]
+            found += self._judge_shares(line, epoch)
+        return found
+
+    def close(self) -> list[Finding]:
+        """Nothing is left to be said of epochs that some ranks never began."""
+        return []
+
+    def _judge_order(self, line: object, rank: int, record: Record) -> list[Finding]:
+        before = self._orders.get((line, rank))
+        self._orders[line, rank] = record
+        shuffled = record["descents"] > SHUFFLED * record["drawn"] > SHUFFLED * record["batch"]
+        same = before is not None and before["order"] == record["order"]
+        if not (shuffled and same and before and before["whole"] and record["whole"]):
+            return []
+        repeated = self._repeated.setdefault(line, set())
+        repeated.add(rank)
+        if len(repeated) < self._world_size:
+            return []
+        sampler = record["sampler"]
+        distributed = "num_replicas" in record["options"]
+        return [
+            self._finding(
+                "order-never-changes",
+                record,
+                range(self._world_size),
+                f"epoch {record['epoch']} has the same shuffled order of samples as the epoch "
+                f"before, on every rank: {sampler} draws it anew from the same seed",
+                [
+                    f"{sampler} drew the same {record['drawn']} of {record['size']} samples in "
+                    f"the same order in epochs {record['epoch'] - 1} and {record['epoch']}"
+                ],
+                "call sampler.set_epoch(epoch) before each epoch"
+                if distributed
+                else "let the seed of the order depend on the epoch",
+            )
+        ]
+
+    def _judge_shares(self, line: object, epoch: Epoch) -> list[Finding]:
+        records = list(epoch.values())
+        one = records[0]
+        alike = {(record["dataset"], record["size"]) for record in records}
+        again = any(
+            record["options"].get("replacement")
+            or record["drawn"] > _set(record, "samples").bit_count()
+            for record in records
+        )
+        if len(alike) > 1 or again:
+            return []  # other data; or samples are drawn with replacement
+        found = self._judge_overlap(epoch)
+        if all(record["whole"] for record in records):
+            drawn, epochs = self._covered.get(line, (0, 0))
+            for record in records:
+                drawn |= _set(record, "samples")
+            self._covered[line] = drawn, epochs + 1
+            found += self._judge_missing(one, records, drawn, epochs + 1)
+        return found
+
+    def _judge_overlap(self, epoch: Epoch) -> list[Finding]:
+        # Without the last batches: whoever fills these up takes samples that others have.
+        parts = {rank: _set(record, "body") for rank, record in epoch.items()}
+        if not any(parts.values()):
+            parts = {rank: _set(record, "samples") for rank, record in epoch.items()}
+        guilty: set[int] = set()
+        twice = 0
+        for a, b in itertools.combinations(sorted(parts), 2):
+            both = (parts[a] & parts[b]).bit_count()
+            same_order = epoch[a]["order"] == epoch[b]["order"]  # then their batches are the same
+            if both and not same_order and self._have_same_data(a, b):
+                guilty |= {a, b}
+                twice += both
+        if twice < self._world_size:  # DistributedSampler fills up with so few
+            return []
+        one = epoch[min(guilty)]
+        most = max(parts[rank].bit_count() for rank in guilty)
+        whole = most >= one["size"] * 0.9
+        return [
+            self._finding(
+                "overlapping-samples",
+                one,
+                sorted(guilty),
+                f"{ranks_in_words(guilty)} train on the same samples within an epoch: "
+                + (
+                    "each of them goes through the whole dataset"
+                    if whole
+                    else f"{twice / comb(len(guilty), 2):.0f} of about {most} are those of another"
+                ),
+                [
+                    f"{ranks_in_words([rank])} drew {record['drawn']} of the {record['size']} "
+                    f"samples in epoch {record['epoch']}, by {_sampler(record)}"
+                    for rank, record in sorted(epoch.items())
+                ],
+                "share the dataset out: DataLoader(..., sampler=DistributedSampler(dataset)), with "
+                "the same seed on every rank",
+            )
+        ]
+
+    def _judge_missing(
+        self, one: Record, records: list[Record], drawn: int, epochs: int
+    ) -> list[Finding]:
+        reach = 0
+        for record in records:
+            everything = (1 << record["size"]) - 1
+            reach |= everything if record["within"] is None else _set(record, "within")
+        missing = (reach & ~drawn).bit_count()
+        tail = sum(record["batch"] for record in records)  # that `drop_last` may leave out
+        replicas = one["options"].get("num_replicas")
+        wrong_world = replicas is not None and replicas != self._world_size
+        if missing <= tail or not (wrong_world or epochs > 1):
+            return []
+        if replicas is None and missing > reach.bit_count() / 2:
+            return []  # a sampler of the script's own that wants but a few
+        said = f"; its sampler shares out to {replicas} ranks, and there are {self._world_size}"
+        return [
+            self._finding(
+                "missing-samples",
+                one,
+                (),
+                f"{missing} of {reach.bit_count()} samples are trained on by no rank in a whole "
+                f"epoch{said if wrong_world else ''}",
+                [
+                    f"all {self._world_size} ranks together drew {drawn.bit_count()} of "
+                    f"{one['size']} samples in {epochs} epoch{'s' * (epochs > 1)}, "
+                    f"by {_sampler(one)}"
+                ],
+                "give the sampler the number of ranks that there are (its default)"
+                if wrong_world
+                else "share all samples out among the ranks",
+            )
+        ]
+
+    def _have_same_data(self, a: int, b: int) -> bool:
+        """Whether the same index is the same sample on two ranks, as far as was seen."""
+        ours, theirs = self._probes[a], self._probes[b]
+        both = ours.keys() & theirs.keys()
+        return sum(ours[i] == theirs[i] for i in both) >= max(1, AGREE * len(both))
+
+    @staticmethod
+    def _finding(
+        kind: AuditKind, at: Record, ranks: Any, summary: str, evidence: list[str], cure: str
+    ) -> Finding:
+        return Finding(
+            kind=kind,
+            severity="error",
+            summary=summary,
+            ranks=tuple(ranks),
+            step=at["step"],
+            file=at["file"],
+            line=at["line"],
+            function=at["function"],
+            evidence=tuple(evidence),
+            cure=cure,
+        )
+
+
+def _set(record: Record, name: str) -> int:
+    """A set of indices as the bits of a number."""
+    return int.from_bytes(zlib.decompress(base64.b64decode(record[name])), "little")
+
+
+def _sampler(record: Record) -> str:
+    given = ", ".join(f"{name}={value}" for name, value in record["options"].items())
+    return f"{record['sampler']}({given})"

@@ -1,0 +1,53 @@
+"""What each rank trains on: digests of the samples that its model is given."""
+
+from typing import Any
+
+from torch import nn
+
+from .forwards import Forwards, is_training, samples_of
+from .hooks import Hooks
+from .loaders import Loaders
+from .rows import row_digests
+from .tensors import packed_digests
+
+MOST = 256
+"""Samples of a batch that are looked at."""
+
+
+class Batches:
+    """Notes the rows of the first forward of each microbatch."""
+
+    def __init__(self, hooks: Hooks, forwards: Forwards, loaders: Loaders) -> None:
+        self._recorder = hooks.recorder
+        self._loaders = loaders
+        self._step = 0
+        self._microbatch = 0
+        self._fresh = True
+        """Whether no model has been called since the last backward."""
+        forwards.before.append(self._on_forward)
+        hooks.after_backward.append(self._on_backward)
+
+    def _on_backward(self, *_: Any) -> None:
+        self._fresh = True
+
+    def _on_forward(self, module: nn.Module, inputs: Any) -> None:
+        if not self._fresh or not is_training(module):
+            return
+        self._fresh = False
+        step = self._recorder.step + 1
+        self._microbatch = self._microbatch + 1 if step == self._step else 0
+        self._step = step
+        if not self._recorder.sampling.due(step):
+            return
+        tensors = samples_of(inputs)
+        if not tensors or not tensors[0].shape[0]:
+            return
+        rows = row_digests([one[:MOST] for one in tensors])
+        self._recorder.record(
+            "batches",
+            step=step,
+            microbatch=self._microbatch,
+            count=tensors[0].shape[0],
+            rows=packed_digests(rows),
+            **(self._loaders.last_site or self._recorder.site()),
+        )
