@@ -128,6 +128,12 @@ class Record:
         known.peers = message["peers"] or known.peers
         known.master = message["master"] or known.master
 
+    def forget_pulses(self) -> None:
+        """Keep the last ones: before them the ranks made progress."""
+        for known in self.ranks.values():
+            while len(known.pulses) > 1:
+                known.pulses.popleft()
+
     @property
     def has_met(self) -> bool:
         """Whether every rank that runs has been seen in a process group."""

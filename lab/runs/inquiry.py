@@ -262,7 +262,8 @@ class Inquiry:
             for rank, known in self._record.ranks.items()
             if known.node in mute and known.ended is None
         }
-        self._watch.feed(self._states, silent, over.asked_at)
+        if self._watch.feed(self._states, silent, over.asked_at):
+            self._record.forget_pulses()
         stalled_s = self._watch.stalled_for(time.monotonic())
         if stalled_s is not None:
             self._wanted = ("stall", stalled_s)

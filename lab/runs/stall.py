@@ -74,8 +74,8 @@ class StallWatch:
         """When it will have been too long, as things are (where somebody waits)."""
         return max(self._since, min(self._waits_since.values())) + self.limit
 
-    def feed(self, pulses: Mapping[int, Mapping[str, Any]], silent: set[int], now: float) -> None:
-        """Take one pulse of each rank.
+    def feed(self, pulses: Mapping[int, Mapping[str, Any]], silent: set[int], now: float) -> bool:
+        """Take one pulse of each rank; whether one has made progress since the last.
 
         Args:
             pulses: by rank the agent's `state`: `process`, and in `probe` `seqs`, `pending`, `at`.
@@ -84,29 +84,33 @@ class StallWatch:
         """
         for rank in silent:
             self._waits_since.setdefault(rank, now)
-        for rank, told in pulses.items():
+        moved = [
             self._feed(rank, told["process"], told["probe"] or {}, now)
+            for rank, told in pulses.items()
+        ]
         gone = self._seen.keys() - pulses.keys() - silent
         for rank in gone:
             del self._seen[rank]
             self._waits_since.pop(rank, None)
         self._asked_at = now
+        if any(moved):
+            self.progress(now)
+        return any(moved)
 
     def _feed(
         self, rank: int, process: Mapping[str, Any], probe: Mapping[str, Any], now: float
-    ) -> None:
+    ) -> bool:
         before = self._seen.get(rank)
         seen = _Seen(now, probe.get("seqs", {}), probe.get("at"), process["cpu_s"])
         self._seen[rank] = seen
         if before is None:
-            return
-        if probe and seen.seqs != before.seqs:
-            self.progress(now)
+            return False
         stays = probe.get("pending", 0) > 0 and seen.line == before.line
         if stays or _is_idle(before, seen, busy=bool(process["busy"])):
             self._waits_since.setdefault(rank, before.at)
         else:
             self._waits_since.pop(rank, None)
+        return bool(probe) and seen.seqs != before.seqs
 
     def stalled_for(self, now: float) -> float | None:
         """Seconds without progress, once for each stall, when they are too many."""
