@@ -13,6 +13,7 @@ from typing import Any
 from .arguments import arguments
 from .frames import RANK, is_users, shown
 from .groups import history, in_flight, sequence_numbers
+from .unused import unused
 
 THREADS = 64
 """How many threads are told of at most."""
@@ -46,20 +47,23 @@ def pulse(start_folder: str) -> Told:
 
 
 def state(start_folder: str, trace: TracebackType | None = None) -> Told:
-    """All that there is to tell: `threads`, `groups` and `collectives` of docs/why.md.
+    """All that there is to tell: `threads`, `groups`, `collectives` and their like of docs/why.md.
 
     `trace`: of the exception with which the script has ended; it is what the main thread did.
     """
     found = threads(start_folder)
+    stack = [frame for frame, _ in traceback.walk_stack(_main_frame())]
     if trace is not None:
         raised = [(frame, line) for frame, line in traceback.walk_tb(trace)]
         found[0]["frames"] = _told(reversed(raised), start_folder)
+        stack = [frame for frame, _ in raised]
     return {
         **pulse(start_folder),
         "pid": os.getpid(),
         "threads": found,
         "env": {name: os.environ[name] for name in PLACE if name in os.environ},
         **history(start_folder),
+        "unused": unused(stack),
     }
 
 
@@ -76,6 +80,10 @@ def threads(start_folder: str, only_main: bool = False) -> list[Told]:
             frames = _stack(frame, start_folder)
             found.append({"name": name, "main": ident == main, "frames": frames})
     return sorted(found, key=lambda one: not one["main"])[:THREADS]
+
+
+def _main_frame() -> FrameType | None:
+    return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def _began_here(frame: FrameType) -> bool:

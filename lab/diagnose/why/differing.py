@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from lab.diagnose.finding import Finding, Innocent
 from lab.diagnose.why.evidence import Evidence
 from lab.diagnose.why.sequences import Divergence, first_divergence
+from lab.diagnose.why.unused import UNUSED_CURE, unused_by
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import (
     call_in_words,
@@ -48,10 +49,7 @@ def judge_differing(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | 
         function=place.function if place else None,
         innocent=_others(found, waits),
         evidence=_seen(evidence, found),
-        cure="use every parameter in every forward pass on every rank, or pass "
-        "find_unused_parameters=True to DDP"
-        if unused
-        else _cure(found),
+        cure=UNUSED_CURE if unused else _cure(found),
     )
 
 
@@ -130,8 +128,7 @@ def _unused(evidence: Evidence, found: Divergence) -> tuple[str, ...]:
     """Parameters that the guilty ranks alone got no gradient for, where DDP's call was skipped."""
     if found.kind != "skipped-collective" or found.expected.via != "backward":
         return ()
-    of_others = {name for rank in found.others for name in evidence.ranks[rank].unused}
-    return tuple(name for name in evidence.ranks[found.ranks[0]].unused if name not in of_others)
+    return unused_by(evidence.ranks[found.ranks[0]], evidence)
 
 
 def _others(found: Divergence, waits: Mapping[int, Wait]) -> tuple[Innocent, ...]:

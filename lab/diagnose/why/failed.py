@@ -7,6 +7,7 @@ from lab.diagnose.finding import Finding
 from lab.diagnose.why.activity import activity_of
 from lab.diagnose.why.differing import CURES
 from lab.diagnose.why.evidence import Collective, Evidence, Json
+from lab.diagnose.why.unused import UNUSED_CURE
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import call_in_words, called_at, site_in_words, who
 from lab.diagnose.words import place_in_words, ranks_in_words
@@ -129,8 +130,7 @@ def _unused(evidence: Evidence, failure: Json, waits: Mapping[int, Wait]) -> Fin
         line=failure.get("line"),
         innocent=innocents(waits, ranks),
         evidence=(f"rank {failure['rank']} {_what(failure)}",),
-        cure="use every parameter in every forward pass, take out those that are not needed, or "
-        "pass find_unused_parameters=True to DDP",
+        cure=UNUSED_CURE,
     )
 
 

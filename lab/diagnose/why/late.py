@@ -6,6 +6,7 @@ from dataclasses import replace
 from lab.diagnose.finding import Finding, WhyKind
 from lab.diagnose.why.activity import Activity, Doing, activity_of
 from lab.diagnose.why.evidence import Evidence, Rank
+from lab.diagnose.why.unused import UNUSED_CURE, unused_by
 from lab.diagnose.why.waits import Wait, innocents, roots
 from lab.diagnose.why.wording import site_in_words, who
 from lab.diagnose.words import ranks_in_words
@@ -19,8 +20,7 @@ ORDER: Sequence[WhyKind] = (
 )
 """Which to name where several ranks are late for several reasons; after them, `unknown`."""
 CURES: Mapping[str, str] = {
-    "unused-parameter": "use every parameter in every forward pass on every rank, or pass "
-    "find_unused_parameters=True to DDP",
+    "unused-parameter": UNUSED_CURE,
     "ended-early": "give all ranks the same number of steps: DistributedSampler, drop_last=True, "
     "a decision to stop that all ranks share, or DDP's join()",
     "data-loader": "look at what this rank reads: a slow or locked file, a worker that is stuck",
@@ -31,7 +31,7 @@ CURES: Mapping[str, str] = {
 
 def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     """Name the ranks at the end of every chain of waiting; None where there is no such rank."""
-    reasons = {number: _reason(evidence.ranks[number], waits) for number in roots(waits)}
+    reasons = {number: _reason(evidence, evidence.ranks[number], waits) for number in roots(waits)}
     if not reasons:
         return None
     kind: WhyKind = next((one for one in ORDER if one in reasons.values()), "unknown")
@@ -39,12 +39,14 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     first = evidence.ranks[ranks[0]]
     activity = activity_of(first)
     wait = _wait_for(waits, ranks)
+    names = unused_by(first, evidence) if kind == "unused-parameter" else ()
+    without = f"; no gradient: {', '.join(names)}" if names else ""
     finding = Finding(
         kind,
         "error",
         f"{who(ranks, evidence)} {_behind(first, wait)}{_does(first, activity, len(ranks) > 1)}; "
         f"{_waiting(waits, wait)} for {'it' if len(ranks) == 1 else 'them'} in {wait.what}"
-        f"{site_in_words(wait.site)}",
+        f"{site_in_words(wait.site)}{without}",
         ranks=ranks,
         nodes=evidence.nodes_of(ranks),
         innocent=innocents(waits, ranks),
@@ -57,12 +59,12 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     return replace(finding, file=site.file, line=site.line, function=site.function)
 
 
-def _reason(rank: Rank, waits: Mapping[int, Wait]) -> WhyKind:
+def _reason(evidence: Evidence, rank: Rank, waits: Mapping[int, Wait]) -> WhyKind:
     if rank.ended is not None:
         return "failed" if rank.ended["code"] else "ended-early"
     doing = activity_of(rank).doing
     wait = _wait_for(waits, (rank.number,))
-    if rank.unused and wait.call is not None and wait.call.via == "backward":
+    if wait.call is not None and wait.call.via == "backward" and unused_by(rank, evidence):
         return "unused-parameter"
     if doing is Doing.DATA:
         return "data-loader"
