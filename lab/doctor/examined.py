@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 Facts = Mapping[str, Any]
+ONE_MACHINE = ("local", "docker")
+"""Places where nodes share one machine, to rehearse on, which nobody expects to be fast."""
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ def test_a_node_that_does_not_answer() -> None:
     exam = healthy()
     del exam.looks["node2"]
     exam.problems["node2"] = "it is not up"
+    look(exam, "node0")["names"]["node2"] = {"error": "Name or service not known"}
     found = bad(exam)
     assert [(check.name, check.nodes) for check in found] == [("answers", ("node2",))]
     assert "it is not up" in found[0].found
@@ -248,7 +249,7 @@ def test_mtus_that_differ() -> None:
 
 
 def test_a_link_that_is_slower_than_the_others() -> None:
-    exam = healthy()
+    exam = healthy(on="ssh")
     exam.measured["node1", "node2"] = {"latency": 0.03, "bandwidth": 1.25e8}
     found = bad(exam)
     assert [(check.name, check.status) for check in found] == [
@@ -259,13 +260,20 @@ def test_a_link_that_is_slower_than_the_others() -> None:
     assert "node1 to node2: 1.0 Gbit/s, where 10.0 Gbit/s is usual here" in found[1].found
 
 
-def test_links_that_are_as_slow_as_they_were_asked_to_be() -> None:
-    exam = healthy()
+def test_hosts_whose_links_are_all_slow() -> None:
+    exam = healthy(2, on="ssh")
     for pair in exam.measured:
         exam.measured[pair] = {"latency": 1e-4, "bandwidth": 5e6}
-    assert {check.name for check in bad(exam)} == {"bandwidth"}
-    exam.link = {"rate": "40mbit"}
+    assert [check.name for check in bad(exam)] == ["bandwidth", "bandwidth"]
+
+
+def test_on_one_machine_cores_are_what_is_short_and_not_links() -> None:
+    exam = healthy(2)
+    exam.measured["node0", "node1"] = {"latency": 1e-4, "bandwidth": 1.25e8}
     assert bad(exam) == []
+    exam = healthy()
+    exam.measured["node0", "node1"] = {"latency": 1e-4, "bandwidth": 1.25e7}
+    assert [check.nodes for check in bad(exam)] == [("node0", "node1")]
 
 
 def test_large_packets_that_vanish() -> None:

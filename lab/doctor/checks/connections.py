@@ -19,8 +19,8 @@ def connections(exam: Examined) -> list[Check]:
     """TCP connections between every pair, in both directions; what refuses is named by pair."""
     broken: dict[tuple[str, str], str] = {}
     made = 0
-    for one, peers in exam.connected.items():
-        for other, ways in peers.items():
+    for one in filter(exam.connected.get, exam.names):
+        for other, ways in exam.connected[one].items():
             why = {way: _problem(other, answer) for way, answer in ways.items()}
             bad = {way: words for way, words in why.items() if words is not None}
             made += not bad

@@ -5,16 +5,19 @@ from collections.abc import Mapping
 from statistics import median
 
 from lab.doctor.check import Check, listed
-from lab.doctor.examined import Examined, groups
+from lab.doctor.examined import ONE_MACHINE, Examined, groups
 
 MBIT = 125_000
 """Bytes a second."""
 SLOW = 100 * MBIT
-"""A link below this keeps any training waiting, unless the topology asks for one."""
+"""A link between machines that is below this keeps any training waiting."""
 FEW = 4
 """A link that is so many times worse than the usual one here stands out."""
 NOTICED = 0.002
 """Seconds of latency below which it does not matter which link is the slower."""
+ON_ONE_MACHINE = 20
+"""By so much these are larger where nodes share a machine, since what is measured there is, above
+all, who gets a core."""
 SKEW = 1.0
 """Seconds between clocks that make logs hard to compare."""
 SKEW_REFUSED = 300.0
@@ -46,7 +49,7 @@ def latency(exam: Examined) -> list[Check]:
     if not links:
         return []
     usual = median(links.values())
-    limit = max(FEW * usual, NOTICED)
+    limit = max(FEW * usual, NOTICED) * _tolerance(exam)
     checks = [
         Check(
             "latency",
@@ -77,7 +80,7 @@ def bandwidth(exam: Examined) -> list[Check]:
     ]
     usual = median(links.values()) if links else 0.0
     for (one, other), value in links.items():
-        if value < usual / FEW or (value < SLOW and "rate" not in exam.link):
+        if value < usual / FEW / _tolerance(exam) or (value < SLOW and exam.on not in ONE_MACHINE):
             words = f"{one} to {other}: {in_bits(value)}, where {in_bits(usual)} is usual here"
             cure = "look at the interface (ethtool), its cable, the switch, and what else uses it"
             checks.append(Check("bandwidth", "warn", words, (one, other), cure))
@@ -116,6 +119,10 @@ def clock(exam: Examined) -> list[Check]:
         most = max(abs(skew) for skew in skews.values())
         checks.append(Check("clock", "pass", f"within {max(most, 0.001) * 1e3:.0f} ms", exam.seen))
     return checks
+
+
+def _tolerance(exam: Examined) -> int:
+    return ON_ONE_MACHINE if exam.on in ONE_MACHINE else 1
 
 
 def _of(exam: Examined, what: str) -> dict[tuple[str, str], float]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from lab.deploy.tree import in_words
 from lab.doctor.check import Check, listed, warn_all
-from lab.doctor.examined import Examined, groups
+from lab.doctor.examined import ONE_MACHINE, Examined, groups
 
 MIB = 1 << 20
 MEMORY_OF_A_RANK = 512 * MIB
@@ -13,8 +13,6 @@ MEMORY_OF_A_RANK = 512 * MIB
 SHARED_MEMORY = 128 * MIB
 """Bytes of /dev/shm below which workers of a DataLoader, or NCCL, die of SIGBUS; an engine's
 default of 64 MiB does."""
-REHEARSALS = ("local", "docker")
-"""Places where nodes share one machine, which nobody expects to be fast."""
 DISK = 1024 * MIB
 """Bytes below which a few checkpoints fill a disk."""
 FILES = 1024
@@ -32,7 +30,7 @@ def cores(exam: Examined) -> list[Check]:
         threads = exam.torch.get(name, {}).get("threads")
         there = f"{own:g} core{'s' * (own != 1)}"
         words[name] = f"{there} for {slots} rank{'s' * (slots > 1)}"
-        if slots > own and exam.on in REHEARSALS:
+        if slots > own and exam.on in ONE_MACHINE:
             words[name] += ", which take turns: good to rehearse, not to measure"
         elif slots > own:
             cure = "fewer slots, or more cores (slurm.cpus_per_task)"
