@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 
 from lab.diagnose.finding import Finding, Innocent
+from lab.diagnose.why.activity import activity_of
 from lab.diagnose.why.evidence import Evidence
 from lab.diagnose.why.sequences import Divergence, first_divergence
+from lab.diagnose.why.telling import seen
 from lab.diagnose.why.unused import UNUSED_CURE, unused_by
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import (
@@ -113,15 +115,24 @@ def _nobody_in_particular(
 
 def _seen(evidence: Evidence, found: Divergence) -> tuple[str, ...]:
     group = group_in_words(found.group, evidence)
-    seen = [
-        f"up to #{found.seq - 1} the ranks' collectives of {group} are the same"
-        if found.seq > 1
-        else f"the ranks differ in the first collective of {group}"
-    ]
+    told = [_before(evidence, found, group)]
     for ranks, call in ((found.others, found.expected), (found.ranks, found.called)):
         what = f"{short_in_words(call)}{called_at(call)}"
-        seen.append(f"#{found.seq} of {ranks_in_words(ranks)}: {what}")
-    return tuple(seen)
+        told.append(f"#{found.seq} of {ranks_in_words(ranks)}: {what}")
+    for number in found.ranks[:4]:
+        rank = evidence.ranks[number]
+        if activity_of(rank).site != found.called.site:  # it has gone on since
+            told.append(f"now {seen(rank)}")
+    return tuple(told)
+
+
+def _before(evidence: Evidence, found: Divergence, group: str) -> str:
+    if found.seq == 1:
+        return f"the ranks differ in the first collective of {group}"
+    recorded = (evidence.ranks[number].called[found.group] for number in found.others)
+    if any(found.seq - 1 in calls for calls in recorded):
+        return f"up to #{found.seq - 1} the ranks' collectives of {group} are the same"
+    return f"what was before #{found.seq} of {group} is not recorded any more"
 
 
 def _unused(evidence: Evidence, found: Divergence) -> tuple[str, ...]:

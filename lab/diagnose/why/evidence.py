@@ -75,9 +75,12 @@ class Rank:
     source: str | None
     error: str | None
     """Why there is no stack."""
+    time: float | None
+    """When it answered, by the clock of its node."""
     frames: tuple[Frame, ...]
     """Of the main thread, innermost first."""
-    groups: frozenset[GroupKey]
+    groups: Mapping[GroupKey, str]
+    """With the backend of each."""
     collectives: tuple[Collective, ...]
     """In the order in which they were called."""
     unused: tuple[str, ...]
@@ -204,8 +207,9 @@ def _rank(number: int, data: Json) -> Rank:
         process_state=(data.get("process") or {}).get("state"),
         source=data.get("source"),
         error=data.get("error"),
+        time=data.get("time"),
         frames=tuple(_frame(one) for one in main[0]["frames"]) if main else (),
-        groups=frozenset(groups.values()),
+        groups={groups[one["name"]]: one.get("backend") or "" for one in data.get("groups") or ()},
         collectives=tuple(
             _collective(groups[one["group"]], one) for one in calls if not one.get("p2p")
         ),

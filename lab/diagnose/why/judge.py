@@ -10,7 +10,7 @@ from lab.diagnose.why.differing import judge_differing
 from lab.diagnose.why.evidence import Evidence
 from lab.diagnose.why.failed import judge_aborted, judge_failed, judge_rest
 from lab.diagnose.why.late import judge_late
-from lab.diagnose.why.progress import judge_progress
+from lab.diagnose.why.progress import judge_patience, judge_progress
 from lab.diagnose.why.start import judge_start
 from lab.diagnose.why.unknown import unknown
 from lab.diagnose.why.waits import Wait, waits_of
@@ -24,6 +24,7 @@ QUESTIONS: tuple[Question, ...] = (
     judge_start,  # have all ranks joined?
     judge_differing,  # do they call the same collectives?
     judge_aborted,  # of the same sizes?
+    judge_patience,  # do steps take that long?
     judge_late,  # for whom does everybody wait, and what does that rank do?
     judge_deadlock,  # do they wait in a circle?
     judge_rest,  # a rank has failed, and nothing of this is why

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lab.diagnose.finding import Finding, WhyKind
-from lab.diagnose.why.activity import Activity, Doing, activity_of
+from lab.diagnose.why.activity import Doing, activity_of
 from lab.diagnose.why.evidence import Evidence, Rank
+from lab.diagnose.why.telling import does, seen
 from lab.diagnose.why.unused import UNUSED_CURE, unused_by
 from lab.diagnose.why.waits import Wait, innocents, roots
 from lab.diagnose.why.wording import site_in_words, who
@@ -39,18 +40,21 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     first = evidence.ranks[ranks[0]]
     activity = activity_of(first)
     wait = _wait_for(waits, ranks)
+    what = does(first, activity)
+    if len(ranks) > 1:
+        what = f"are late: rank {first.number} {what}"
     names = unused_by(first, evidence) if kind == "unused-parameter" else ()
     without = f"; no gradient: {', '.join(names)}" if names else ""
     finding = Finding(
         kind,
         "error",
-        f"{who(ranks, evidence)} {_behind(first, wait)}{_does(first, activity, len(ranks) > 1)}; "
+        f"{who(ranks, evidence)} {_behind(ranks, first, wait)}{what}; "
         f"{_waiting(waits, wait)} for {'it' if len(ranks) == 1 else 'them'} in {wait.what}"
         f"{site_in_words(wait.site)}{without}",
         ranks=ranks,
         nodes=evidence.nodes_of(ranks),
         innocent=innocents(waits, ranks),
-        evidence=tuple(_seen(evidence.ranks[number]) for number in reasons),
+        evidence=tuple(seen(evidence.ranks[number]) for number in reasons),
         cure=CURES.get(kind),
     )
     site = activity.site
@@ -82,31 +86,9 @@ def _waiting(waits: Mapping[int, Wait], wait: Wait) -> str:
     return f"{ranks_in_words(waiting)} wait{'s' * (len(waiting) == 1)}"
 
 
-def _behind(rank: Rank, wait: Wait) -> str:
+def _behind(ranks: Sequence[int], rank: Rank, wait: Wait) -> str:
     """`is 1 collective behind: it `; nothing where it cannot be counted."""
-    if wait.call is None or rank.ended is not None or not rank.groups:
+    if len(ranks) > 1 or wait.call is None or rank.ended is not None or not rank.groups:
         return ""
     count = wait.call.seq - max(rank.called.get(wait.call.group, ()), default=0)
     return f"is {count} collective{'s' * (count > 1)} behind: it " if count > 0 else ""
-
-
-def _does(rank: Rank, activity: Activity, several: bool) -> str:
-    """What the rank is doing: of several, it is the first that is told of."""
-    if rank.ended is not None:
-        return f"{'have' if several else 'has'} ended (exit code {rank.ended['code']})"
-    first = f"are late, rank {rank.number} " if several else ""
-    place = site_in_words(activity.site, activity.function)
-    code = f": `{activity.site.code}`" if activity.site and activity.site.code else ""
-    if activity.doing is Doing.UNKNOWN:
-        return f"{first}shows no stack ({rank.error or 'no answer'}; state {rank.process_state})"
-    if activity.doing is Doing.ELSE:
-        use = "" if rank.cpu_share is None else ", using no processor time"
-        return f"{first}is{place or ' in its own code'}{code}{', busy' if rank.is_busy else use}"
-    return f"{first}{activity.doing.value}{place}{code}"
-
-
-def _seen(rank: Rank) -> str:
-    activity = activity_of(rank)
-    share = "" if rank.cpu_share is None else f", {rank.cpu_share:.0%} of a core"
-    state = "" if rank.process_state is None else f" (state {rank.process_state}{share})"
-    return f"rank {rank.number} {_does(rank, activity, several=False)}{state}"

@@ -1,57 +1,79 @@
 """The verdict that nothing hangs: the ranks go on, slowly or well."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from lab.diagnose.finding import Finding
-from lab.diagnose.why.activity import activity_of
-from lab.diagnose.why.evidence import Evidence, Rank
-from lab.diagnose.why.waits import Wait
-from lab.diagnose.why.wording import site_in_words
+from lab.diagnose.why.evidence import IDLE, Evidence, Rank
+from lab.diagnose.why.telling import seen
+from lab.diagnose.why.waits import Wait, roots
 from lab.diagnose.words import ranks_in_words
 
+WATCHED = 10.0
+"""Seconds before the evidence in which collectives that began count as progress."""
 JUST_NOW = 5.0
-"""Seconds before the evidence in which a collective counts as progress."""
+"""Seconds for which ranks may wait before whoever asks is told of a hang."""
+OFTEN = 2
+"""How often ranks must have waited that long before, to be taken as used to it."""
+LONGER = 2.0
+"""How much longer than usual a wait may be."""
 
 
 def judge_progress(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
-    """Say that the run goes on, where collectives move or no rank waits for another."""
-    if evidence.because == "failure" or any(rank.is_stopped for rank in evidence.ranks.values()):
+    """Say that the run goes on, where collectives begin or no rank waits for another."""
+    living = {n: rank for n, rank in evidence.ranks.items() if rank.ended is None}
+    if evidence.because == "failure" or not living or any(r.is_stopped for r in living.values()):
         return None
-    moving = {n: moved for n, rank in evidence.ranks.items() if (moved := _moved(evidence, rank))}
+    moving = {n: moved for n, rank in living.items() if (moved := _moved(evidence, rank))}
     if moving:
-        total = sum(moving.values())
-        return Finding(
-            "slow",
-            "warning",
-            f"no hang: {ranks_in_words(tuple(moving))} began {total} collectives while being "
-            "watched",
-            evidence=tuple(
-                f"rank {n} began {count}{_at(evidence.ranks[n])}" for n, count in moving.items()
-            ),
-        )
-    computing = [
-        n
-        for n, rank in evidence.ranks.items()
-        if n not in waits and rank.ended is None and rank.is_busy
-    ]
-    if computing and len(computing) == len(evidence.ranks):
-        return Finding(
-            "slow",
-            "warning",
-            f"no hang: no rank waits for another, {ranks_in_words(computing)} are all computing",
-            evidence=tuple(f"rank {n} is{_at(evidence.ranks[n])}" for n in computing),
-        )
+        count = sum(moving.values())
+        what = f"{ranks_in_words(tuple(moving))} began {count} collectives while being watched"
+        return _slow(what, *(f"rank {n} began {count}" for n, count in moving.items()))
+    if all(rank.is_busy and n not in waits for n, rank in living.items()):
+        what = f"no rank waits for another, {ranks_in_words(tuple(living))} are computing"
+        return _slow(what, *(seen(rank) for rank in living.values()))
+    together = {wait.what for wait in waits.values() if not wait.awaited}
+    if len(waits) == len(evidence.ranks) and len(together) == 1 and _transfer(evidence):
+        what = f"all ranks are in {together.pop()}, and its data are being moved"
+        return _slow(what, *(seen(rank) for rank in living.values()))
     return None
 
 
+def judge_patience(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
+    """Say that the ranks wait as long as they often do, where that is so."""
+    late = roots(waits)
+    ended = any(evidence.ranks[n].ended is not None for n in late)
+    if evidence.because == "failure" or not late or ended:
+        return None
+    patience = JUST_NOW if evidence.because == "asked" else 0.0
+    for number, wait in waits.items():
+        rank = evidence.ranks[number]
+        if wait.since is None or rank.time is None:
+            return None
+        if rank.time - wait.since > max(patience, LONGER * _usual(rank)):
+            return None
+    what = f"others wait for {ranks_in_words(late)}, but not longer than they are used to"
+    return _slow(what, *(seen(evidence.ranks[number]) for number in late))
+
+
+def _slow(what: str, *told: str) -> Finding:
+    return Finding("slow", "warning", f"no hang: {what}", evidence=told)
+
+
 def _moved(evidence: Evidence, rank: Rank) -> int:
-    """How many collectives it began from the first look that is not long ago to the last."""
-    looks = [p for p in rank.pulses if p.seqs and evidence.time - p.time < 2 * JUST_NOW]
+    """How many collectives it began while it was watched."""
+    looks = [look for look in rank.pulses if look.seqs and evidence.time - look.time < WATCHED]
     if len(looks) < 2:
         return 0
     return sum(max(0, n - looks[0].seqs.get(group, n)) for group, n in looks[-1].seqs.items())
 
 
-def _at(rank: Rank) -> str:
-    activity = activity_of(rank)
-    return site_in_words(activity.site, activity.function)
+def _transfer(evidence: Evidence) -> bool:
+    return any((rank.cpu_share or 0.0) > IDLE for rank in evidence.ranks.values())
+
+
+def _usual(rank: Rank) -> float:
+    """Seconds between two of its collectives, as they were at least `OFTEN`."""
+    times = [call.time for call in rank.collectives if call.time is not None]
+    gaps = sorted((later - earlier for earlier, later in pairwise(times)), reverse=True)
+    return gaps[OFTEN - 1] if len(gaps) >= OFTEN else 0.0

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from lab.diagnose.finding import Finding
-from lab.diagnose.why.activity import activity_of
-from lab.diagnose.why.evidence import Evidence, Rank
+from lab.diagnose.why.evidence import Evidence
+from lab.diagnose.why.telling import seen
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import site_in_words
 from lab.diagnose.words import ranks_in_words
@@ -34,14 +34,5 @@ def unknown(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding:
         "warning",
         what,
         innocent=innocents(waits, ()),
-        evidence=tuple(_seen(rank) for rank in list(evidence.ranks.values())[:MOST]),
+        evidence=tuple(seen(rank) for rank in list(evidence.ranks.values())[:MOST]),
     )
-
-
-def _seen(rank: Rank) -> str:
-    if rank.ended is not None:
-        return f"rank {rank.number} has ended (exit code {rank.ended['code']})"
-    activity = activity_of(rank)
-    denied = f" ({rank.error})" if rank.error else ""
-    where = site_in_words(activity.site, activity.function)
-    return f"rank {rank.number} {activity.doing.value}{where}{denied}"

@@ -1,0 +1,26 @@
+"""What one rank does, in words."""
+
+from lab.diagnose.why.activity import Activity, Doing, activity_of
+from lab.diagnose.why.evidence import Rank
+from lab.diagnose.why.wording import site_in_words
+
+
+def does(rank: Rank, activity: Activity) -> str:
+    """`saves a checkpoint in save() at train.py:9 (main): `torch.save(state, path)``."""
+    if rank.ended is not None:
+        return f"has ended (exit code {rank.ended['code']})"
+    place = site_in_words(activity.site, activity.function)
+    code = f": `{activity.site.code}`" if activity.site and activity.site.code else ""
+    if activity.doing is Doing.UNKNOWN:
+        return f"shows no stack ({rank.error or 'no answer'})"
+    if activity.doing is Doing.ELSE:
+        use = "" if rank.cpu_share is None else ", using no processor time"
+        return f"is{place or ' in its own code'}{code}{', busy' if rank.is_busy else use}"
+    return f"{activity.doing.value}{place}{code}"
+
+
+def seen(rank: Rank) -> str:
+    """The same as a sentence of the evidence, with the state of its process."""
+    share = "" if rank.cpu_share is None else f", {rank.cpu_share:.0%} of a core"
+    state = "" if rank.process_state is None else f" (state {rank.process_state}{share})"
+    return f"rank {rank.number} {does(rank, activity_of(rank))}{state}"
