@@ -22,6 +22,7 @@ from lab.batch.record import Record
 from lab.batch.script import render_sbatch
 from lab.batch.slurm import JobState, Slurm, end_in_output
 from lab.batch.states import ASK_EVERY, states, was_active_just_now
+from lab.batch.why import judge_failure
 from lab.errors import LabError, UsageError
 from lab.node.task import NODES, SHARE
 from lab.runs.directory import RunDirectory, explained
@@ -185,6 +186,7 @@ class BatchRun:
             verdict = replace(
                 verdict,
                 first=replace(verdict.first, last_lines=last),
+                why=judge_failure(self.directory, self.topology, record.events, verdict.first),
                 hint=hint_for(verdict.first, self._job),
             )
         verdict = heard.auditing.close(verdict)

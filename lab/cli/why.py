@@ -57,6 +57,10 @@ def _answer(run: "RunDirectory") -> dict[str, Any] | None:
     if run.state == "running":
         with progress_line() as progress:
             progress(f"asking the ranks of run {run.id}")
+            if "slurm" in run.info():
+                from lab.batch.why import ask_ranks
+
+                return ask_ranks(run)
             return wait(run, ask(run))
     answer = run.read_json(ANSWER)
     return answer if isinstance(answer, dict) else None

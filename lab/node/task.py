@@ -6,11 +6,13 @@ controller, and ends as the rank ends:
 
     <run>/<node>/rank3.out, rank3.err      what the rank wrote; it goes to stdout and stderr as well
     <run>/<node>/rank3.events.jsonl        messages of `lab.node.protocol`, with the time as `at`
+    <run>/why/<number>/rank3.json          its `state`, when `lab why` has asked for it
 
 Its own place comes from the rank's variables; LAB_RUN_DIR names the run directory, and `nodes.json`
 there the nodes' names and slots.
 """
 
+import contextlib
 import os
 import platform
 import selectors
@@ -24,16 +26,20 @@ from typing import Any
 
 from lab.node import memory, processes
 from lab.node.environment import launch_environment, rank_environment
-from lab.node.meeting import read
+from lab.node.meeting import read, write_whole
 from lab.node.pipes import STREAMS, Pipes
 from lab.node.placeholders import fill
+from lab.node.probing import Probing
 from lab.node.protocol import encode
+from lab.node.questions import question, rank_answer
 from lab.node.spawn import RankStart, spawn_cold
 
 NODES = "nodes.json"
 """In the run directory: `{"topology": NAME, "names": [...], "slots": [...], "elastic": BOOL}`."""
 EVENTS = "events.jsonl"
 SHARE = "the folder that a job is submitted from must be on a file system that all hosts share"
+LOOK_EVERY = 1.0
+"""Seconds between two looks for a question; the file system serves everybody."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What ends the rank, too. SIGUSR2, the warning, reaches each process of the job by itself."""
 
@@ -91,13 +97,17 @@ class Task:
         self._env = env
         self._command = fill(command, env)
         self._rank = int(env["RANK"])
-        folder = Path(env["LAB_RUN_DIR"]) / node
+        self._run = Path(env["LAB_RUN_DIR"])
+        folder = self._run / node
         folder.mkdir(parents=True, exist_ok=True)
         files = {name: folder / f"rank{self._rank}.{name}" for name in ("out", "err")}
         self._logs = {name: path.open("ab", buffering=0) for name, path in files.items()}
         self._events = (folder / f"rank{self._rank}.{EVENTS}").open("ab", buffering=0)
         self._selector = selectors.DefaultSelector()
         self._pipes = Pipes(self._selector, self._report)
+        self._probing = Probing(self._selector, self._report, str(Path.cwd()))
+        self._asked = question(self._run)
+        self._look_at = 0.0  # for another question
         self._code: int | None = None
         """As the system says it: -n for signal n."""
 
@@ -131,8 +141,9 @@ class Task:
         self._pipes.add(self._rank, dict(zip(STREAMS, reads, strict=True)))
         self._selector.register(wakeup, selectors.EVENT_READ, lambda: self._on_signals(wakeup, pid))
         while self._code is None:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(LOOK_EVERY):
                 key.data()
+            self._look_for_question(pid)
         processes.kill_descendants(os.getpid())
         self._pipes.drain()
         number = -self._code if self._code < 0 else None
@@ -147,11 +158,31 @@ class Task:
             processes.signal_group(pid, number)
         self._code = processes.reap().get(pid, self._code)
 
+    def _look_for_question(self, pid: int) -> None:
+        self._probing.look()
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + LOOK_EVERY
+        number = question(self._run)
+        if number is not None and number != self._asked:
+            self._asked = number
+            self._probing.ask({"id": number, "what": "state"}, {self._rank: pid})
+
+    def _answer(self, **state: Any) -> None:
+        path = rank_answer(self._run, state["id"], self._rank)
+        with contextlib.suppress(OSError):  # a full disk is not the rank's affair
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, {"at": time.time(), "node": self._node, **state})
+
     def _report(self, type: str, **fields: Any) -> None:  # noqa: A002 - the field's name
         if type == "log":
             data = fields["data"].encode("utf-8", "surrogateescape")
             self._logs[fields["stream"]].write(data)
             os.write(1 if fields["stream"] == "out" else 2, data)
+        elif type == "probed":
+            return  # no other node was tried
+        elif type == "state" and "id" in fields:
+            self._answer(**fields)
         else:
             message = {"at": time.time(), "type": type, "node": self._node, **fields}
             self._events.write(encode(message))

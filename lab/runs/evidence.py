@@ -99,7 +99,7 @@ class Record:
         self.nodes = {name: NodeRecord() for name in nodes}
         self.master: str | None = None
 
-    def on_started(self, message: Message) -> None:
+    def _on_started(self, message: Message) -> None:
         """A rank has begun: perhaps another time, and perhaps elsewhere (torchrun)."""
         self.ranks[message["rank"]] = RankRecord(message["node"], message["pid"])
         world = message.get("world")
@@ -108,11 +108,20 @@ class Record:
             for rank in [rank for rank in self.ranks if rank >= world["ranks"]]:
                 del self.ranks[rank]
 
-    def on_exit(self, message: Message) -> None:
+    def _on_exit(self, message: Message) -> None:
         """A rank has ended."""
         known = self.ranks.get(message["rank"])
         if known is not None:
             known.ended = {"code": message["code"], "signal": message["signal"]}
+
+    def on_message(self, message: Message) -> None:
+        """Whatever an agent has told by itself."""
+        if message["type"] == "started":
+            self._on_started(message)
+        elif message["type"] == "exit":
+            self._on_exit(message)
+        elif message["type"] == "state" and message["rank"] in self.ranks:
+            self.ranks[message["rank"]].last_words = message
 
     def on_output(self, rank: int) -> None:
         """A rank wrote."""

@@ -100,10 +100,7 @@ class Inquiry:
 
     def on_event(self, message: Message) -> None:
         """Anything else that agents tell by themselves."""
-        if message["type"] == "started":
-            self._record.on_started(message)
-        elif message["type"] == "exit":
-            self._record.on_exit(message)
+        self._record.on_message(message)
         self._progress()
 
     def _progress(self) -> None:
@@ -119,9 +116,7 @@ class Inquiry:
         """A `state` or `probed` of an agent."""
         node, current = link.node.name, self._round
         if message["type"] == "state" and "id" not in message:
-            known = self._record.ranks.get(message["rank"])
-            if known is not None:
-                known.last_words = message
+            self._record.on_message(message)
         elif current is None or message["id"] != current.number:
             return  # too late
         elif message["type"] == "state":

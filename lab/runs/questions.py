@@ -1,24 +1,15 @@
-"""How `lab why` asks whoever looks after a run: through files in the run directory.
-
-    why/ask.json       {"number": N}: somebody wants to know
-    why/<N>.json       the answer
-    why.json           the last answer, whoever asked
-
-Numbers grow, so an answer to a later question will do for all before.
-"""
+"""`lab why` and a run's controller: see `lab.node.questions`. why.json has the last answer."""
 
 import contextlib
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 from lab.errors import LabError
+from lab.node.questions import ASK, FOLDER, question
 from lab.runs.directory import RunDirectory, explained
 from lab.runs.files import write_json
 
-FOLDER = "why"
-ASK = "ask.json"
 ANSWER = "why.json"
 POLL = 0.1
 PATIENCE = 20.0
@@ -71,12 +62,10 @@ class Desk:
 
     def question(self) -> int | None:
         """The number of one that waits, which is taken; None: there is none."""
-        path = self._folder / ASK
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            number = int(json.loads(path.read_text())["number"])
-            path.unlink()
-            return number
-        return None
+        number = question(self._run)
+        if number is not None:
+            (self._folder / ASK).unlink(missing_ok=True)
+        return number
 
     def publish(self, data: dict[str, Any]) -> None:
         """Keep it with the run; quiet where the disk is full: it is told otherwise, too."""

@@ -84,7 +84,7 @@ def test_an_exception_is_told(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert "ValueError: no such luck" in err
     types = [event["type"] for event in events(tmp_path)]
-    assert types == ["started", "exception", "exit"]
+    assert types == ["started", "exception", "state", "exit"]
     assert events(tmp_path)[1]["message"] == "no such luck"
 
 
