@@ -11,13 +11,14 @@ from lab.diagnose.why.evidence import Evidence
 from lab.diagnose.why.failed import judge_aborted, judge_failed, judge_rest
 from lab.diagnose.why.late import judge_late
 from lab.diagnose.why.progress import judge_patience, judge_progress
-from lab.diagnose.why.start import judge_start
+from lab.diagnose.why.start import judge_claims, judge_start
 from lab.diagnose.why.unknown import unknown
 from lab.diagnose.why.waits import Wait, waits_of
 
 Question = Callable[[Evidence, Mapping[int, Wait]], Finding | None]
 
 QUESTIONS: tuple[Question, ...] = (
+    judge_claims,  # is each rank who it says it is?
     judge_failed,  # did a rank fail by itself?
     judge_progress,  # does it hang at all?
     judge_absent,  # are all processes and nodes there, and can they reach each other?

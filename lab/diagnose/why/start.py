@@ -8,6 +8,7 @@ from ipaddress import ip_address
 from lab.diagnose.finding import Finding
 from lab.diagnose.why.activity import Activity, Doing, activity_of
 from lab.diagnose.why.evidence import Evidence, Rank
+from lab.diagnose.why.telling import does
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import site_in_words, who
 from lab.diagnose.words import ranks_in_words
@@ -15,62 +16,55 @@ from lab.diagnose.words import ranks_in_words
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
+def judge_claims(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
+    """Name ranks that join under another's number, or a world that is not there."""
+    joining = _joining(evidence)
+    found = _too_large(evidence, joining) or _twice(evidence, joining)
+    return None if found is None else replace(found, innocent=innocents(waits, found.ranks))
+
+
 def judge_start(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     """Name the ranks that have not come to init_process_group; None where nobody waits there."""
-    activities = {n: activity_of(rank) for n, rank in evidence.ranks.items() if _has_told(rank)}
-    joining = {n: one for n, one in activities.items() if one.doing is Doing.RENDEZVOUS}
+    joining = _joining(evidence)
     if not joining:
         return None
-    elsewhere = {
-        n: one for n, one in activities.items() if n not in joining and not evidence.ranks[n].groups
-    }
-    ended = [n for n, rank in evidence.ranks.items() if n not in activities and not rank.groups]
-    found = (
-        _missing(evidence, elsewhere, ended)
-        or _too_large(evidence, joining)
-        or _twice(evidence, joining)
-        or _wrong_master(evidence, joining)
-        or Finding(
+    absent = {n: rank for n, rank in evidence.ranks.items() if n not in joining and not rank.groups}
+    found = _missing(evidence, absent) or _wrong_master(evidence, joining)
+    if found is None:
+        found = Finding(
             "unknown",
             "error",
             f"{who(joining, evidence)} wait in init_process_group, and nothing tells for whom",
-            evidence=tuple(_asks(number, one) for number, one in joining.items()),
+            evidence=_claims(joining),
         )
-    )
     return replace(found, innocent=innocents(waits, found.ranks))
 
 
-def _has_told(rank: Rank) -> bool:
-    """Whether it lives, or has said where it was when it failed."""
-    return bool(rank.frames) or (rank.ended is None and not rank.is_gone)
+def _joining(evidence: Evidence) -> dict[int, Activity]:
+    """The ranks that are in init_process_group, or were when they failed."""
+    activities = {n: activity_of(rank) for n, rank in evidence.ranks.items()}
+    return {n: one for n, one in activities.items() if one.doing is Doing.RENDEZVOUS}
 
 
-def _missing(
-    evidence: Evidence, elsewhere: Mapping[int, Activity], ended: list[int]
-) -> Finding | None:
-    if not elsewhere and not ended:
+def _missing(evidence: Evidence, absent: Mapping[int, Rank]) -> Finding | None:
+    if not absent:
         return None
-    ranks = tuple(sorted([*elsewhere, *ended]))
-    told = [
-        f"rank {n} is{site_in_words(one.site, one.function) or ' somewhere without a stack'}"
-        for n, one in sorted(elsewhere.items())
-    ]
-    told += [f"rank {n} has ended" for n in sorted(ended)]
-    site = next((one.site for _, one in sorted(elsewhere.items()) if one.site is not None), None)
+    ranks = tuple(sorted(absent))
+    told = [f"rank {n} {does(absent[n], activity_of(absent[n]))}" for n in ranks]
     have = "has" if len(ranks) == 1 else "have"
-    return Finding(
+    finding = Finding(
         "rendezvous",
         "error",
         f"{who(ranks, evidence)} {have} not come to init_process_group, where all others wait: "
         f"{told[0]}",
         ranks=ranks,
         nodes=evidence.nodes_of(ranks),
-        file=site.file if site else None,
-        line=site.line if site else None,
-        function=site.function if site else None,
         evidence=tuple(told),
         cure="let all ranks join first, and do what takes long, or what only some do, afterwards",
     )
+    activities = [activity_of(absent[n]) for n in ranks]
+    known = next((one for one in activities if one.site is not None), None)
+    return finding if known is None else _at_call(known, finding)
 
 
 def _too_large(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | None:
@@ -90,7 +84,7 @@ def _too_large(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding |
             f"were started: {ranks_in_words(missing)} can never come",
             ranks=() if all_ask else asking,
             nodes=evidence.nodes_of(asking),
-            evidence=tuple(_asks(number, one) for number, one in joining.items()),
+            evidence=_claims(joining),
             cure="take the world size from the environment (WORLD_SIZE), which the launcher sets",
         ),
     )
@@ -116,7 +110,7 @@ def _twice(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | Non
             f"{ranks_in_words(wrong)} of the world never come{'s' * (len(wrong) == 1)}",
             ranks=wrong,
             nodes=evidence.nodes_of(wrong),
-            evidence=tuple(_asks(n, one) for n, one in joining.items()),
+            evidence=_claims(joining),
             cure="take the rank from what is set for each process (RANK; SLURM_PROCID inside srun)",
         ),
     )
@@ -167,10 +161,14 @@ def _size(one: Activity) -> object:
     return one.arguments.get("world_size")
 
 
-def _asks(number: int, one: Activity) -> str:
-    claim, size = one.arguments.get("rank"), _size(one)
-    asked = f" as rank {claim} of {size}" if size is not None else ""
-    return f"rank {number} is in init_process_group{asked}{site_in_words(one.site)}"
+def _claims(joining: Mapping[int, Activity]) -> tuple[str, ...]:
+    """Which rank of how many each one says it is."""
+    told = []
+    for number, one in joining.items():
+        claim, size = one.arguments.get("rank"), _size(one)
+        asked = f" as rank {claim} of {size}" if size is not None else ""
+        told.append(f"rank {number} is in init_process_group{asked}{site_in_words(one.site)}")
+    return tuple(told)
 
 
 def _at_call(activity: Activity, finding: Finding) -> Finding:
