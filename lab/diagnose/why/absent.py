@@ -42,29 +42,13 @@ def _paused(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
 def _silent(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     """Processes that are gone without a word, and nodes that do not answer."""
     gone = tuple(sorted(n for n, rank in evidence.ranks.items() if rank.is_gone))
-    silent = [node for node in evidence.nodes.values() if not (node.alive and node.answered)]
+    silent = {node.name: node for node in evidence.nodes.values() if not node.answered}
+    # Where all ranks have ended there is nothing left to answer.
     there = tuple(
-        sorted(n for n, r in evidence.ranks.items() if r.node in {s.name for s in silent})
+        sorted(n for n, one in evidence.ranks.items() if one.node in silent and one.ended is None)
     )
-    if silent:
-        frozen = all(_is_frozen(evidence, node) for node in silent)
-        names = ", ".join(node.name for node in silent)
-        verb = "do" if len(silent) > 1 else "does"
-        what = "is gone" if not silent[0].alive else "does not answer"
-        if frozen:
-            what = f"{verb} not answer, but its network does: its processes are frozen"
-        return Finding(
-            "paused" if frozen else "dead",
-            "error",
-            f"{names} {what}; {ranks_in_words(there)} {_is(there)} there",
-            ranks=there,
-            nodes=tuple(node.name for node in silent),
-            innocent=innocents(waits, there),
-            evidence=tuple(_of_node(evidence, node) for node in silent),
-            cure="look whether the node is paused or overloaded"
-            if frozen
-            else "look whether the node runs, and can be reached",
-        )
+    if there:
+        return _silent_nodes(evidence, waits, there)
     if gone:
         return Finding(
             "dead",
@@ -78,10 +62,37 @@ def _silent(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     return None
 
 
+def _silent_nodes(
+    evidence: Evidence, waits: Mapping[int, Wait], there: tuple[int, ...]
+) -> Finding | None:
+    names = evidence.nodes_of(there)
+    nodes = [evidence.nodes[name] for name in names]
+    does = "do" if len(names) > 1 else "does"
+    frozen = all(_is_frozen(evidence, node) for node in nodes)
+    if frozen:
+        what = f"{does} not answer, but the network there does: processes are frozen"
+    elif any(node.alive for node in nodes):
+        what = f"{does} not answer"
+    else:
+        what = f"{'are' if len(names) > 1 else 'is'} gone"
+    return Finding(
+        "paused" if frozen else "dead",
+        "error",
+        f"{', '.join(names)} {what}; {ranks_in_words(there)} {_is(there)} there",
+        ranks=there,
+        nodes=names,
+        innocent=innocents(waits, there),
+        evidence=tuple(_of_node(evidence, node) for node in nodes),
+        cure="look whether the node is paused or overloaded"
+        if frozen
+        else "look whether the node runs, and can be reached",
+    )
+
+
 def _is_frozen(evidence: Evidence, node: Node) -> bool:
     """Whether its kernel answers other nodes while its agent answers nobody."""
     seen = [peer.peers[node.name] for peer in evidence.nodes.values() if node.name in peer.peers]
-    return node.alive and bool(seen) and all(how in ("ok", "refused") for how in seen)
+    return bool(seen) and all(how in ("ok", "refused") for how in seen)
 
 
 def _of_node(evidence: Evidence, node: Node) -> str:

@@ -108,8 +108,13 @@ class Rank:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it uses the processor."""
-        return (self.cpu_share or 0.0) > BUSY
+        """Whether it uses the processor, or would if there were not too many who do."""
+        return (self.cpu_share or 0.0) > BUSY or self.process_state == "R"
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it uses no processor time."""
+        return self.cpu_share is not None and self.cpu_share < IDLE and not self.is_busy
 
     @property
     def is_stopped(self) -> bool:

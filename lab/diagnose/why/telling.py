@@ -14,8 +14,8 @@ def does(rank: Rank, activity: Activity) -> str:
     if activity.doing is Doing.UNKNOWN:
         return f"shows no stack ({rank.error or 'no answer'})"
     if activity.doing is Doing.ELSE:
-        use = "" if rank.cpu_share is None else ", using no processor time"
-        return f"is{place or ' in its own code'}{code}{', busy' if rank.is_busy else use}"
+        use = ", busy" if rank.is_busy else ", using no processor time" if rank.is_idle else ""
+        return f"is{place or ' in its own code'}{code}{use}"
     return f"{activity.doing.value}{place}{code}"
 
 
