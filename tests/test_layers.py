@@ -11,9 +11,9 @@ import lab
 PACKAGE = Path(lab.__file__).parent
 LAYERS = (
     ("errors", "interrupts", "lines", "parallel", "threads"),
-    ("packaged", "cache", "channel", "topology", "rank", "training", "diagnose"),
+    ("packaged", "cache", "channel", "topology", "rank", "training"),
     ("node", "templates"),
-    ("deploy",),
+    ("deploy", "diagnose"),
     ("transport",),
     ("runs",),
     ("batch",),
