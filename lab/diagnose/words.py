@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from datetime import datetime
 from itertools import groupby
+from signal import Signals
 
 
 def ranks_in_words(ranks: Collection[int]) -> str:
@@ -19,6 +20,14 @@ def place_in_words(file: str | None, line: int | None) -> str | None:
     if file is None:
         return None
     return file if line is None else f"{file}:{line}"
+
+
+def signal_in_words(number: int) -> str:
+    """`SIGKILL`, or the number where it has no name here."""
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def clock(epoch: float) -> str:

@@ -10,7 +10,7 @@ from lab.diagnose.why.evidence import Collective, Evidence, Json
 from lab.diagnose.why.unused import UNUSED_CURE
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import call_in_words, called_at, site_in_words, who
-from lab.diagnose.words import place_in_words, ranks_in_words
+from lab.diagnose.words import place_in_words, ranks_in_words, signal_in_words
 from lab.node.victims import consequence
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
@@ -26,6 +26,8 @@ def judge_failed(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | Non
     failure = evidence.failure
     if failure is None or consequence(failure.get("chain") or ()):
         return None
+    if failure.get("kind") == "node-lost":
+        return _lost(evidence, failure, waits)
     if UNFINISHED in (failure.get("message") or ""):
         return _unused(evidence, failure, waits)
     if failure.get("exit_code") == ABORTED:
@@ -104,12 +106,28 @@ def _failed(
     )
 
 
+def _lost(evidence: Evidence, failure: Json, waits: Mapping[int, Wait]) -> Finding:
+    node = failure["node"]
+    ranks = tuple(sorted(n for n, rank in evidence.ranks.items() if rank.node == node))
+    return Finding(
+        "dead",
+        "error",
+        f"{node} is lost, with {ranks_in_words(ranks)}: {failure.get('message') or 'no answer'}",
+        ranks=ranks,
+        nodes=(node,),
+        innocent=innocents(waits, ranks),
+        cure="look whether the node runs, and can be reached",
+    )
+
+
 def _what(failure: Json) -> str:
     if failure.get("exception"):
         first = (failure.get("message") or "").strip().partition("\n")[0]
         return f"raised {failure['exception']}{f': {first}' if first else ''}"
     if failure.get("kind") == "signal":
-        return f"was ended by signal {failure['exit_code'] - 128}"
+        return f"was ended by {signal_in_words(failure['exit_code'] - 128)}"
+    if failure.get("kind") != "exit" and failure.get("message"):
+        return f"failed: {failure['message']}"
     return f"ended with exit code {failure['exit_code']}"
 
 
