@@ -6,7 +6,10 @@ from typing import Any, Protocol
 
 from lab.diagnose.audit.batches import Batches
 from lab.diagnose.audit.buffers import Buffers
+from lab.diagnose.audit.chance import Noise, Splits
 from lab.diagnose.audit.collectives import Collectives
+from lab.diagnose.audit.devices import DataParallel, SharedGpu
+from lab.diagnose.audit.files import Files
 from lab.diagnose.audit.gradients import LocalNorm, NoGradient, ReducedTwice
 from lab.diagnose.audit.loaders import Loaders
 from lab.diagnose.audit.nan import NotFinite
@@ -32,7 +35,7 @@ class Judge(Protocol):
 
 JUDGES: tuple[Callable[[int], Judge], ...] = (
     *(Replicas, NotFinite, ReducedTwice, LocalNorm, NoGradient, Buffers),
-    *(Collectives, Batches, Loaders),
+    *(Collectives, Batches, Loaders, Files, Noise, Splits, SharedGpu, DataParallel),
 )
 """Each is made with the world size."""
 

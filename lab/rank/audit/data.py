@@ -1,11 +1,15 @@
-"""What the ranks train on: by the contents of batches, and by the loaders' indices."""
+"""What the ranks train on, and what they draw by chance: all that listens to calls of models."""
 
 from .batches import Batches
+from .chance import Noise, Splits
 from .forwards import Forwards
 from .hooks import Hooks
 from .loaders import Loaders
 
 
 def install(hooks: Hooks) -> None:
-    """Listen to loaders and to calls of models."""
-    Batches(hooks, Forwards(hooks), Loaders(hooks))
+    """Listen to loaders, to calls of models and to `random_split`."""
+    forwards = Forwards(hooks)
+    Batches(hooks, forwards, Loaders(hooks))
+    Noise(hooks, forwards)
+    Splits(hooks)

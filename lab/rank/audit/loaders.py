@@ -90,7 +90,10 @@ class Loaders:
 
         iterator._next_index, iterator.__next__ = drawn, delivered
         # Workers that persist go on with the same iterator.
-        hooks.wrap(iterator, "_reset", before=lambda one, *_, **__: self._epochs.pop(one, None))
+        hooks.wrap(iterator, "_reset", before=self._on_reset)
+
+    def _on_reset(self, loader: Any, *_: Any, **__: Any) -> None:
+        self._epochs.pop(loader, None)
 
     def _on_draw(self, loader: Any, indices: Any) -> None:
         if loader._dataset_kind == dataloader._DatasetKind.Map:

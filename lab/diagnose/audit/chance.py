@@ -1,0 +1,112 @@
+"""Random numbers that are the same on ranks where they should differ, and the other way round."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from lab.diagnose.finding import Finding
+from lab.diagnose.words import ranks_in_words
+
+Record = Mapping[str, Any]
+ENOUGH = 3
+"""So many steps at which the states are the same are no chance; fewer, where there are no more."""
+
+
+class Noise:
+    """Compares the random states from which the models drew in training."""
+
+    checks = frozenset({"noise"})
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._steps: dict[int, dict[int, Record]] = {}
+        self._same: Counter[tuple[int, ...]] = Counter()
+        self._first: dict[tuple[int, ...], Record] = {}
+
+    def feed(self, rank: int, record: Record) -> list[Finding]:
+        """See `Judge`."""
+        step = self._steps.setdefault(record["step"], {})
+        step.setdefault(rank, record)
+        if len(step) < self._world_size:
+            return []
+        del self._steps[record["step"]]
+        states: dict[int, list[int]] = {}
+        for one in sorted(step):
+            states.setdefault(step[one]["state"], []).append(one)
+        found = []
+        for ranks in (tuple(ranks) for ranks in states.values() if len(ranks) > 1):
+            self._same[ranks] += 1
+            self._first.setdefault(ranks, step[ranks[0]])
+            if self._same[ranks] == ENOUGH:
+                found.append(self._say(ranks))
+        return found
+
+    def close(self) -> list[Finding]:
+        """What a short run has shown."""
+        return [self._say(ranks) for ranks, count in self._same.items() if 1 < count < ENOUGH]
+
+    def _say(self, ranks: tuple[int, ...]) -> Finding:
+        first = self._first[ranks]
+        return Finding(
+            kind="same-random-state",
+            severity="warning",
+            summary=f"{ranks_in_words(ranks)} draw the same random numbers in the model: dropout "
+            "leaves out the same on each of them",
+            ranks=ranks,
+            step=first["step"],
+            file=first["file"],
+            line=first["line"],
+            function=first["function"],
+            evidence=(
+                f"at {self._same[ranks]} steps the model drew random numbers in training, from the "
+                f"same state of the generator on {ranks_in_words(ranks)}",
+            ),
+            cure="once the model is built, seed each rank differently: torch.manual_seed(seed + "
+            "rank)",
+        )
+
+
+class Splits:
+    """Compares what `random_split` gave."""
+
+    checks = frozenset({"splits"})
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._splits: dict[tuple[Any, ...], dict[int, Record]] = {}
+
+    def feed(self, rank: int, record: Record) -> list[Finding]:
+        """See `Judge`."""
+        key = record["number"], record["file"], record["line"], tuple(record["lengths"])
+        split = self._splits.setdefault(key, {})
+        split[rank] = record
+        digests = Counter(one["digest"] for one in split.values())
+        if len(split) < self._world_size or len(digests) == 1:
+            return []
+        usual, count = digests.most_common(1)[0]
+        alone = count > len(split) / 2
+        ranks = [r for r in sorted(split) if not alone or split[r]["digest"] != usual]
+        whose = f"{ranks_in_words(ranks)} split" if alone else "the ranks split"
+        return [
+            Finding(
+                kind="different-random-state",
+                severity="error",
+                summary=f"{whose} the dataset differently from one another: what is held out on "
+                "one rank is trained on by another",
+                ranks=tuple(ranks),
+                step=record["step"],
+                file=record["file"],
+                line=record["line"],
+                function=record["function"],
+                evidence=(
+                    f"random_split into {record['lengths']} gave {len(digests)} different splits "
+                    f"on {len(split)} ranks",
+                ),
+                cure="split with the same generator on every rank: random_split(..., "
+                "generator=torch.Generator().manual_seed(0))",
+            )
+        ]
+
+    def close(self) -> list[Finding]:
+        """A split that not all ranks made is no fault by itself."""
+        return []

@@ -1,0 +1,93 @@
+"""Which files a rank writes anew, in such a way that another rank's are known to be the same."""
+
+import os
+import socket
+import sys
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ..frames import RANK, STANDARD_LIBRARY, is_users
+from .hooks import Hooks
+
+TORCH = str(Path(torch.__file__).parent)
+MOST = 1000
+"""Files that are noted."""
+NETWORK = ("nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "beegfs", "fuse.", "9p", "virtiofs")
+"""Beginnings of the names of file systems that several machines share."""
+
+
+def install(hooks: Hooks) -> None:
+    """Listen to what is opened, and to `torch.save`, which opens in C++."""
+    watch = Files(hooks)
+    hooks.wrap(torch.serialization, "save", before=watch.on_save)
+    torch.save = torch.serialization.save
+    sys.addaudithook(watch.on_event)
+
+
+class Files:
+    """Notes each file that the script empties and writes, once."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self._known: set[tuple[str, int, str]] = set()
+
+    def on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """See `sys.addaudithook`: called for whatever Python does, and so in haste."""
+        if event == "open":
+            path, _, flags = arguments
+            # To append, to change in place or to make what must not be there can be right.
+            if flags & os.O_TRUNC and not flags & os.O_EXCL and isinstance(path, str | bytes):
+                self._hooks.safely(self._note, path)
+
+    def on_save(self, _: object, file: Any, *__: Any, **___: Any) -> None:
+        """`torch.save` begins."""
+        if isinstance(file, str | os.PathLike):
+            self._hooks.safely(self._note, file)
+
+    def _note(self, path: str | bytes | os.PathLike[str]) -> None:
+        whole = os.path.realpath(os.fsdecode(path))
+        folder, name = os.path.split(whole)
+        if folder.startswith(("/dev", "/proc", "/sys")) or len(self._known) >= MOST:
+            return
+        if not _is_scripts(sys._getframe(1)):
+            return
+        status = os.stat(folder)  # noqa: PTH116 - in haste
+        key = _disk(status.st_dev), status.st_ino, name
+        if key not in self._known:
+            self._known.add(key)
+            recorder = self._hooks.recorder
+            recorder.record("files", key=key, path=os.fsdecode(path), **recorder.site())
+
+
+def _is_scripts(frame: FrameType | None) -> bool:
+    """Whether the script itself wrote, and no library of its own accord (caches, downloads)."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_users(file):
+            return True
+        ours = file.startswith((RANK, TORCH, "<"))
+        if not ours and not (file.startswith(STANDARD_LIBRARY) and "site-packages" not in file):
+            return False
+        frame = frame.f_back
+    return False
+
+
+@cache
+def _disk(device: int) -> str:
+    """A name of a file system that is the same wherever its files can be seen."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    machine = socket.gethostname()
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return f"{machine} {number}"
+    for line in mounts.splitlines():
+        mount, _, kind = line.partition(" - ")
+        if mount.split()[2] == number and kind.startswith(NETWORK):
+            return kind.split()[1]
+    return f"{machine} {number}"
