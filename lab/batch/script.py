@@ -70,14 +70,14 @@ def render_srun(topology: Topology, minutes: int, *, allocated: bool) -> str:
         minutes: how long a job of its own may take.
         allocated: whether this is in an allocation already.
     """
-    wanted = {
-        *("job-name", "nodes", "cpus-per-task", "gpus-per-node", "gres", "mem", "partition"),
-        *("account", "qos", "constraint", "reservation", "exclusive"),
-    }
-    asked = [one for one in options(topology) if one.partition("=")[0] in wanted]
-    words = [f"--{one}" for one in asked] + [f"--time={minutes}"]
-    if allocated:  # beside what may run there
-        words = [f"--nodes={topology.nnodes}", "--overlap"]
+    kept = ("job-name", "gpus-per-node", "gres", "mem", "partition", "account", "qos", "constraint")
+    kept += ("reservation", "exclusive")
+    asked = [one for one in options(topology) if one.partition("=")[0] in kept]
+    words = [*(f"--{one}" for one in asked), f"--time={minutes}"]
+    if allocated:
+        words = ["--overlap"]  # beside what may run there
+    most = max(node.slots for node in topology.nodes)
+    words += [f"--nodes={topology.nnodes}", f"--cpus-per-task={_cpus_of_a_node(topology, most)}"]
     words += ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--unbuffered"]
     return (
         _environment()
@@ -120,7 +120,7 @@ def options(topology: Topology) -> list[str]:
     each_rank = slurm.launcher == "srun"
     cpus = slurm.cpus_per_task
     if cpus is None and not each_rank and most > 1:
-        cpus = most  # a core for each rank of the node's one task
+        cpus = _cpus_of_a_node(topology, most)
     values: dict[str, Any] = {
         "job-name": slurm.job_name or topology.name,
         "nodes": _nodes(topology),
@@ -153,6 +153,14 @@ def options(topology: Topology) -> list[str]:
         *(name for name, wanted in flags.items() if wanted),
         *(option.removeprefix("--") for option in slurm.extra),
     ]
+
+
+def _cpus_of_a_node(topology: Topology, most: int) -> int:
+    """Cores of one task that has a node's `most` ranks: one each, unless the topology says."""
+    cpus = topology.slurm.cpus_per_task
+    if topology.slurm.launcher == "srun":
+        return most * (cpus or 1)
+    return cpus or most
 
 
 def _srun(topology: Topology) -> str:

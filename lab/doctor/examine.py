@@ -7,9 +7,9 @@ from lab.doctor.checks.links import bandwidth, latency
 from lab.doctor.conversation import GONE, Conversation, Message
 from lab.doctor.examined import Examined
 
-LOOK_WITHIN = 30.0
+LOOK_WITHIN = 45.0
 """Seconds for a node to tell what it is, from when it is spoken to; it waits for name servers."""
-TORCH_WITHIN = 60.0
+TORCH_WITHIN = 120.0
 """Seconds for torch to be imported: from a file system that is far away it takes that long."""
 CONNECT_WITHIN = 15.0
 MEASURE_FOR = 1.2

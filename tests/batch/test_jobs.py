@@ -381,6 +381,17 @@ def test_the_proof_holds(lab: Patient, launcher: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_doctor_on_the_hosts_of_a_job(lab: Patient) -> None:
+    done = lab("doctor", "-t", "slurm-lab.yaml", "--json")
+
+    report = json.loads(done.stdout)
+    assert [check for check in report["checks"] if check["status"] != "pass"] == []
+    found = {check["name"]: check["found"] for check in report["checks"]}
+    assert found["slurm"] == "munge and slurmctld answer on every host"
+    assert found["roll-call"].startswith("an all-reduce over 4 nodes (gloo)")
+    assert len(report["links"]) == 12
+
+
 def test_the_cluster_is_found_again_and_its_topology_is_whole(cluster: Cluster) -> None:
     progress: list[str] = []
     cluster.up(progress.append)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.batch.script import render_sbatch
+from lab.batch.script import render_sbatch, render_srun
 from lab.errors import UsageError
 from lab.topology import parse_topology
 
@@ -185,3 +185,32 @@ def test_a_thousand_mixed_nodes_stay_readable() -> None:
     text = render_sbatch(parse_topology(f"on: slurm\nnodes:\n{nodes}"))
     assert max(map(len, text.splitlines())) < 130
     assert sum(map(int, re.findall(r"slots=\(\n(.*?)\n\)", text, re.DOTALL)[0].split())) == 1999
+
+
+def test_one_task_a_host_for_the_doctor() -> None:
+    topology = parse_topology(TOPOLOGIES["gpu"])
+    lines = render_srun(topology, 5, allocated=False).splitlines()
+    assert 'module load cuda/12.4 || fail "there is no module cuda/12.4"' in lines
+    assert "export NOTE='it'\"'\"'s'" in lines
+    assert lines[-1] == (
+        "exec srun --job-name=train --gpus-per-node=8 --partition=gpu --time=5 --nodes=4 "
+        "--cpus-per-task=8 --ntasks-per-node=1 --kill-on-bad-exit=0 --unbuffered "
+        'python3 -X utf8 -c "$1"'
+    )
+
+
+def test_the_doctor_in_an_allocation_asks_for_nothing_new() -> None:
+    topology = parse_topology(TOPOLOGIES["srun"])
+    last = render_srun(topology, 5, allocated=True).splitlines()[-1]
+    assert last == (
+        "exec srun --overlap --nodes=2 --cpus-per-task=8 --ntasks-per-node=1 "
+        '--kill-on-bad-exit=0 --unbuffered python3 -X utf8 -c "$1"'
+    )
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_the_script_for_the_doctor_is_clean(name: str) -> None:
+    script = render_srun(parse_topology(TOPOLOGIES[name]), 5, allocated=False)
+    check = [str(Path(sys.executable).with_name("shellcheck")), "--shell=bash", "-"]
+    done = subprocess.run(check, input=script, capture_output=True, text=True, check=False)
+    assert done.stdout == ""
