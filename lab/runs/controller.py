@@ -163,7 +163,7 @@ class RunController:
                 self.grace,
                 self._deadline,
                 self._stdin,
-                Inquiry(self.topology, self.transport, self, desk, self._stall),
+                Inquiry(self.topology, self.transport, self, desk, self._stall, self._last_lines),
             )
             run_id, run_dir = self.directory.id, self.directory.path
             jobs = [

@@ -14,6 +14,8 @@ PULSES = 8
 """How many are kept of each rank."""
 SAID = ("threads", "groups", "collectives", "unused", "env")
 """What the ranks' own answers have for the judge, each where it could be told."""
+RAISED = ("kind", "message", "file", "line", "chain")
+"""What is told of an exception."""
 
 
 @dataclass
@@ -28,6 +30,8 @@ class RankRecord:
     """The answer to the last question for all."""
     last_words: Message | None = None
     """What it said of itself as its script raised."""
+    exception: Message | None = None
+    """What its script raised."""
     pulses: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=PULSES))
 
     def beat(self, message: Message) -> None:
@@ -46,7 +50,8 @@ class RankRecord:
     def to_json(self, local_rank: int) -> dict[str, Any]:
         """Its part of the evidence."""
         state = self.state or {}
-        told = state.get("probe") or (self.last_words or {}).get("probe") or {}
+        # What the interpreter of a script that has raised does since is of no interest.
+        told = (self.last_words or {}).get("probe") or state.get("probe") or {}
         said = {name: told[name] for name in SAID if name in told}
         return {
             "node": self.node,
@@ -58,6 +63,7 @@ class RankRecord:
             "error": state.get("error"),
             "time": told.get("time", state.get("at")),
             "last_output": self.last_output,
+            "exception": self.exception and {name: self.exception[name] for name in RAISED},
             "threads": [],
             "groups": [],
             "collectives": [],
@@ -122,6 +128,8 @@ class Record:
             self._on_exit(message)
         elif message["type"] == "state" and message["rank"] in self.ranks:
             self.ranks[message["rank"]].last_words = message
+        elif message["type"] == "exception" and message["rank"] in self.ranks:
+            self.ranks[message["rank"]].exception = message
 
     def on_output(self, rank: int) -> None:
         """A rank wrote."""

@@ -7,7 +7,7 @@ waits for it but the end of a failed attempt, for a moment.
 
 import time
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from lab.diagnose.finding import Finding
@@ -15,6 +15,7 @@ from lab.diagnose.why import diagnose
 from lab.errors import LabError
 from lab.node.protocol import Message
 from lab.runs.evidence import SCHEMA, Record
+from lab.runs.last_lines import LastLines
 from lab.runs.listener import Listener
 from lab.runs.nodes import AgentLink
 from lab.runs.questions import Desk
@@ -59,12 +60,14 @@ class Inquiry:
         listener: Listener,
         desk: Desk,
         stall: Stall,
+        last_lines: LastLines,
     ) -> None:
         """`listener` gets an event of type `why` for each finding."""
         self._transport = transport
         self._listener = listener
         self._desk = desk
         self._stall = stall
+        self._last_lines = last_lines
         self._record = Record(
             {rank.rank: rank.node.name for rank in topology.ranks()},
             [node.name for node in topology.nodes],
@@ -177,6 +180,8 @@ class Inquiry:
         if failure is not None and self._evidence is None:  # all ranks had ended by themselves
             self._evidence = self._record.evidence("failure", None, None)
         if self._evidence is not None:
+            if failure is not None:
+                failure = replace(failure, last_lines=self._last_lines.of(failure.rank))
             self._evidence["failure"] = None if failure is None else asdict(failure)
             self.finding = self._judge(self._evidence)
         return self.finding
