@@ -47,7 +47,7 @@ def _silent(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     there = tuple(
         sorted(n for n, one in evidence.ranks.items() if one.node in silent and one.ended is None)
     )
-    if there:
+    if there and evidence.because != "failure":  # then nobody has waited for slow answers
         return _silent_nodes(evidence, waits, there)
     if gone:
         return Finding(

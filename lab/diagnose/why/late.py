@@ -57,7 +57,8 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
         evidence=tuple(seen(evidence.ranks[number]) for number in reasons),
         cure=CURES.get(kind),
     )
-    site = activity.site
+    # The line that a rank which has ended did not come to is where the others wait for it.
+    site = wait.site if first.ended is not None else activity.site
     if site is None:
         return finding
     return replace(finding, file=site.file, line=site.line, function=site.function)

@@ -21,6 +21,8 @@ def does(rank: Rank, activity: Activity) -> str:
 
 def seen(rank: Rank) -> str:
     """The same as a sentence of the evidence, with the state of its process."""
+    if rank.ended is not None:
+        return f"rank {rank.number} {does(rank, activity_of(rank))}"
     share = "" if rank.cpu_share is None else f", {rank.cpu_share:.0%} of a core"
     state = "" if rank.process_state is None else f" (state {rank.process_state}{share})"
     return f"rank {rank.number} {does(rank, activity_of(rank))}{state}"
