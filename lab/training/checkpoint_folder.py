@@ -4,15 +4,20 @@
     .step-00000200.1f0c2a9b.new/        one being written; a crash leaves it
     .step-00000200.1f0c2a9b.old/        the one of before, for the moment in which another of the
                                         same step takes its place
+    .training.lock                      see `checkpoint_lock.py`
 
-Renaming is the moment in which a checkpoint begins to be there. Whatever else a crash leaves is
-hidden from everybody, and `tidy` removes it.
+Renaming is the moment in which a checkpoint begins to be there. What a crash leaves of others is
+hidden from everybody, until `tidy` removes it.
+
+Anyone may look at any time. Only who holds the lock may change anything.
 """
 
 import os
 import re
 import secrets
 import shutil
+import sys
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -24,8 +29,8 @@ from lab.training.checkpoint_manifest import (
     read_manifest,
 )
 
-CHECKPOINT = re.compile(r"step-(\d{8,})")
-LEFTOVER = re.compile(r"\.(step-\d{8,})\.[0-9a-f]{8}\.(new|old)")
+CHECKPOINT = re.compile(r"step-(?P<step>\d{8,})")
+LEFTOVER = re.compile(r"\.(?P<of>step-(?P<step>\d{8,}))\.[0-9a-f]{8}\.(?P<kind>new|old)")
 
 
 class Found(NamedTuple):
@@ -41,28 +46,42 @@ class Found(NamedTuple):
     @property
     def step(self) -> int:
         """As its name says."""
-        match = CHECKPOINT.fullmatch(self.path.name)
+        match = CHECKPOINT.fullmatch(self.path.name) or LEFTOVER.fullmatch(self.path.name)
         assert match is not None
-        return int(match[1])
+        return int(match["step"])
 
 
 def find(path: Path) -> Found:
-    """Look at a checkpoint: at its manifest and its files' sizes, not at what they hold."""
+    """Look at a checkpoint: at its manifest and its files' sizes, not at what they hold.
+
+    Raises:
+        FileNotFoundError: it is not there, any more.
+    """
+    written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     try:
         manifest = read_manifest(path)
         for name, entry in manifest.files.items():
             check_file(path, name, entry, read=False)
     except BadCheckpointError as error:
-        written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        path.stat()
         return Found(path, None, str(error), written)
     return Found(path, manifest, None, datetime.fromisoformat(manifest.saved))
 
 
 def find_all(folder: Path) -> list[Found]:
     """All checkpoints of a folder, the last saved first."""
-    if not folder.is_dir():
+    try:
+        paths = {path.name: path for path in folder.iterdir()}
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [find(path) for path in folder.iterdir() if CHECKPOINT.fullmatch(path.name)]
+    found = []
+    for name, path in paths.items():
+        left = LEFTOVER.fullmatch(name)
+        if CHECKPOINT.fullmatch(name) or (
+            left and left["kind"] == "old" and left["of"] not in paths
+        ):
+            with suppress(FileNotFoundError):  # its training has just removed it
+                found.append(find(path))
     return sorted(found, key=lambda one: (one.saved, one.step), reverse=True)
 
 
@@ -70,7 +89,10 @@ def time_to_save(folder: Path) -> datetime:
     """Now, but later than all that is there: a clock may go backwards."""
     now = datetime.now(UTC)
     last = max((one.saved for one in find_all(folder)), default=now)
-    return now if last < now else last + timedelta(microseconds=1)
+    try:
+        return now if last < now else last + timedelta(microseconds=1)
+    except OverflowError:  # there is no later time
+        return last
 
 
 def begin(folder: Path, step: int) -> Path:
@@ -83,14 +105,23 @@ def begin(folder: Path, step: int) -> Path:
 def commit(new: Path) -> Path:
     """Let the checkpoint that was written into `begin`'s folder be there. Its path.
 
-    All its files and their names must be on the disk.
+    It takes the place of one of the same step; where that is not a good one of ours, such as one of
+    a newer lab, that stays beside it. All its files and their names must be on the disk.
     """
     match = LEFTOVER.fullmatch(new.name)
     assert match is not None
-    path = new.parent / match[1]
+    path = new.parent / match["of"]
     old = new.with_suffix(".old")
-    if path.exists():
-        path.rename(old)
+    if os.path.lexists(path):
+        if _is_good(path):
+            path.rename(old)
+        else:
+            aside = path.rename(_free(path))
+            print(
+                f"lab: {path}, which cannot be used, makes room for the new one: it is {aside} now",
+                file=sys.stderr,
+                flush=True,
+            )
     new.rename(path)
     sync(new.parent)
     if old.exists():
@@ -100,16 +131,31 @@ def commit(new: Path) -> Path:
 
 def tidy(folder: Path) -> None:
     """Remove what a crash has left, and bring back what it was about to replace."""
-    if not folder.is_dir():
-        return
-    for path in folder.iterdir():
+    for path in list(folder.iterdir()):
         match = LEFTOVER.fullmatch(path.name)
         if match is None:
             continue
-        if match[2] == "old" and not (folder / match[1]).exists():
-            path.rename(folder / match[1])
+        if match["kind"] == "old" and not os.path.lexists(folder / match["of"]):
+            path.rename(folder / match["of"])
         else:
             shutil.rmtree(path)
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Move all checkpoints to a new folder beside, so that none is lost or mixed up; nothing else.
+
+    Returns:
+        The new folder; None where there was nothing to move.
+    """
+    folder = folder.resolve()
+    found = [path for path in folder.iterdir() if CHECKPOINT.fullmatch(path.name)]
+    if not found:
+        return None
+    beside = _free(folder)
+    beside.mkdir()
+    for path in found:
+        path.rename(beside / path.name)
+    return beside
 
 
 def rotate(folder: Path, keep: int) -> None:
@@ -120,6 +166,20 @@ def rotate(folder: Path, keep: int) -> None:
         hidden = folder / f".{path.name}.{secrets.token_hex(4)}.new"
         path.rename(hidden)
         shutil.rmtree(hidden)
+
+
+def _is_good(path: Path) -> bool:
+    with suppress(FileNotFoundError):  # a link to nowhere
+        return find(path).problem is None
+    return False
+
+
+def _free(path: Path) -> Path:
+    """The name with the first number that nothing has."""
+    number = 1
+    while os.path.lexists(free := path.with_name(f"{path.name}.{number}")):
+        number += 1
+    return free
 
 
 def sync(folder: Path) -> None:

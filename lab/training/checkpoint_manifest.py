@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,10 +21,19 @@ FORMAT = "lab.checkpoint"
 VERSION = 1
 DATA_FILE = re.compile(r"[.\w]+")
 """Names of the other files: nothing that leads out of the folder."""
+DEEPEST = 50
+"""How many containers may lie in each other: `json` follows them by recursion."""
+SHOWN = 20
+"""How many of a progress are shown."""
 
 
 class BadCheckpointError(LabError):
     """This is no checkpoint that can be used. The message says what is wrong with it."""
+
+
+def printable(text: str) -> str:
+    """A text from a file, with all that a terminal would obey written as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @dataclass(frozen=True)
@@ -102,54 +112,104 @@ class Manifest:
         """
         try:
             content = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BadCheckpointError(f"its {NAME} is cut off or damaged") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise BadCheckpointError(f"its {NAME} is not of a checkpoint that lab wrote")
         version = content.get("version")
-        if not isinstance(version, int) or version > VERSION:
+        if type(version) is int and version > VERSION:
             raise BadCheckpointError(
                 f"it is of format {version}, and this lab reads format {VERSION}: "
                 "use the newer lab that wrote it"
             )
+        if _is_deeper(content, DEEPEST):
+            raise BadCheckpointError(f"its {NAME} is damaged: it is nested too deeply")
         if content.pop("sha256", None) != _checksum(content):
             raise BadCheckpointError(f"its {NAME} was changed: the checksum is another")
         del content["format"], content["version"]
         try:
             return cls._of(content)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise BadCheckpointError(f"its {NAME} is damaged: {error}") from None
+            raise BadCheckpointError(
+                f"its {NAME} is damaged: {printable(str(error)[:200])}"
+            ) from None
 
     @classmethod
     def _of(cls, content: dict[str, Any]) -> "Manifest":
-        tensors = {
-            str(name): TensorEntry(
-                [*map(int, entry["shape"])],
-                str(entry["dtype"]),
-                [
-                    Chunk(
-                        [*map(int, chunk["offsets"])],
-                        [*map(int, chunk["sizes"])],
-                        Extent(**chunk["extent"]),
-                    )
-                    for chunk in entry["chunks"]
-                ],
-            )
-            for name, entry in content["tensors"].items()
-        }
-        objects = {str(name): Extent(**extent) for name, extent in content["objects"].items()}
-        files = {str(name): FileEntry(**entry) for name, entry in content["files"].items()}
-        manifest = cls(**{**content, "tensors": tensors, "objects": objects, "files": files})
-        if datetime.fromisoformat(manifest.saved).tzinfo is None:
-            raise ValueError("its time has no time zone")
-        extents = [chunk.extent for entry in tensors.values() for chunk in entry.chunks]
-        for extent in (*extents, *objects.values()):
-            if extent.file not in files:
-                raise ValueError(f"it names no file {extent.file}")
-        for name in files:
+        files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
+        for name, file in files.items():
             if not DATA_FILE.fullmatch(name) or name in (".", ".."):
                 raise ValueError(f"{name!r} cannot be the name of one of its files")
+            _must_count(file.bytes)
+            _must_be(str, file.sha256)
+        tensors = {name: _tensor_entry(entry, files) for name, entry in content["tensors"].items()}
+        objects = {name: _extent(entry, files) for name, entry in content["objects"].items()}
+        manifest = cls(**{**content, "tensors": tensors, "objects": objects, "files": files})
+        _must_count(manifest.step, manifest.world_size)
+        _must_be(str, manifest.saved, manifest.torch, manifest.optimizer)
+        _must_be(dict, manifest.progress)
+        if datetime.fromisoformat(manifest.saved).tzinfo is None:
+            raise ValueError("its time has no time zone")
         return manifest
+
+
+def _tensor_entry(entry: dict[str, Any], files: Mapping[str, FileEntry]) -> TensorEntry:
+    shape, dtype, chunks = entry["shape"], entry["dtype"], entry["chunks"]
+    _must_be(list, shape, chunks)
+    _must_count(*shape)
+    _must_be(str, dtype)
+    read = []
+    for chunk in chunks:
+        offsets, sizes = chunk["offsets"], chunk["sizes"]
+        _must_be(list, offsets, sizes)
+        _must_count(*offsets, *sizes)
+        extent = _extent(chunk["extent"], files)
+        ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
+        if any(end > size for end, size in zip(ends, shape, strict=True)):
+            raise ValueError(f"a part of a tensor of {shape} ends at {ends}")
+        if math.prod(sizes) > extent.bytes:  # no dtype has less than a byte
+            raise ValueError(f"{extent.bytes} bytes cannot be {sizes} numbers")
+        read.append(Chunk(offsets, sizes, extent))
+    # Memory is taken for as much as a shape says: it must be what is in the files.
+    if sum(math.prod(chunk.sizes) for chunk in read) != math.prod(shape):
+        raise ValueError(f"the parts of a tensor of {shape} are not all of it")
+    return TensorEntry(shape, dtype, read)
+
+
+def _extent(entry: dict[str, Any], files: Mapping[str, FileEntry]) -> Extent:
+    extent = Extent(**entry)
+    _must_be(str, extent.file)
+    _must_count(extent.start, extent.bytes)
+    if extent.file not in files:
+        raise ValueError(f"it names no file {extent.file}")
+    if extent.start + extent.bytes > files[extent.file].bytes:
+        raise ValueError(f"{extent.file} has no bytes {extent.start} + {extent.bytes}")
+    return extent
+
+
+def _must_be(kind: type, *values: Any) -> None:
+    for value in values:
+        if type(value) is not kind:
+            raise TypeError(f"{value!r:.50} is no {kind.__name__}")
+
+
+def _must_count(*values: Any) -> None:
+    _must_be(int, *values)
+    for value in values:
+        if not 0 <= value < 2**63:
+            raise ValueError(f"{value} counts nothing")
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -164,6 +224,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise BadCheckpointError(
             f"it has no {NAME}: lab did not write it, or not to its end"
         ) from None
+    except NotADirectoryError:
+        raise BadCheckpointError("it is a file, and no folder") from None
     except OSError as error:
         raise BadCheckpointError(f"its {NAME} cannot be read: {error.strerror}") from None
     return Manifest.parse(text)
@@ -197,12 +259,17 @@ def check_file(folder: Path, name: str, expected: FileEntry, *, read: bool = Tru
         raise BadCheckpointError(f"its {name} cannot be read: {error.strerror}") from None
 
 
-def described(value: Any) -> Any:
-    """A value as JSON can show it: numbers, texts and containers as they are, the rest in words."""
-    if isinstance(value, dict):
-        return {str(key): described(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [described(inner) for inner in value]
+def described(value: Any, depth: int = SHOWN) -> Any:
+    """A value as JSON can show it: numbers, texts and containers as they are, the rest in words.
+
+    Args:
+        value: plain data.
+        depth: of containers; what lies deeper is in words. One may hold itself.
+    """
+    if isinstance(value, dict) and depth:
+        return {str(key): described(inner, depth - 1) for key, inner in value.items()}
+    if isinstance(value, list | tuple) and depth:
+        return [described(inner, depth - 1) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, bool | int | float | str) or value is None:

@@ -1,9 +1,10 @@
 """The ranks that save and load together: what one knows is told to all, errors included."""
 
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
@@ -37,6 +38,18 @@ class Ranks:
         value: T = answer[0]
         return value
 
+    def of_each(self, make: Callable[[], T]) -> T:
+        """What `make` gives on this rank; what it raises on one is raised on all. A collective."""
+        value, error = None, None
+        try:
+            value = make()
+        except Exception as raised:  # noqa: BLE001 - all ranks raise it
+            error = raised
+        for found in self.all(error):
+            if found is not None:
+                raise found
+        return cast("T", value)
+
     def all(self, value: T) -> list[T]:
         """Every rank's. A collective."""
         if self.group is None:
@@ -46,14 +59,14 @@ class Ranks:
         return values
 
     def check_shared(self, path: Path) -> None:
-        """Make sure that all ranks see a folder that rank 0 sees. A collective.
+        """Make sure that all ranks see what rank 0 sees. A collective.
 
         Raises:
             LabError: they do not share the file system. The same on all ranks.
         """
-        views = self.all((path.is_dir(), socket.gethostname()))
+        views = self.all((os.path.lexists(path), socket.gethostname()))
         blind = [rank for rank, (seen, _) in enumerate(views) if not seen]
-        if blind:
+        if blind and 0 not in blind:  # rank 0 sees it no more: it has been removed
             raise LabError(
                 f"rank {blind[0]} on {views[blind[0]][1]} does not see {path.parent} of rank 0 on "
                 f"{views[0][1]}: a checkpoint needs one folder that all nodes share"

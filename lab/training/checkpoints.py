@@ -13,11 +13,11 @@ and loads into any other of these, on any number of ranks, with every bit.
 The parts: `checkpoint_places.py` and `checkpoint_state.py` say which rank holds what,
 `checkpoint_chunks.py` how that is cut; `checkpoint_planners.py` and `checkpoint_storage.py` write
 and read it; `checkpoint_manifest.py` says what has to be there, `checkpoint_folder.py` lets it
-appear.
+appear, and `checkpoint_lock.py` keeps a second training out.
 """
 
+import operator
 import shutil
-import sys
 import threading
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
@@ -32,18 +32,16 @@ from torch.optim import Optimizer
 from lab.errors import LabError
 from lab.training import checkpoint_folder as folders
 from lab.training.checkpoint_chunks import Chunks, shared_out
+from lab.training.checkpoint_claim import Claim
+from lab.training.checkpoint_loading import load_last
 from lab.training.checkpoint_manifest import (
-    BadCheckpointError,
-    Manifest,
-    check_file,
     described,
-    read_manifest,
 )
 from lab.training.checkpoint_planners import State, packed
-from lab.training.checkpoint_random import random_states, restore_random_states
+from lab.training.checkpoint_random import random_states
 from lab.training.checkpoint_ranks import Ranks
 from lab.training.checkpoint_state import TrainingState
-from lab.training.checkpoint_storage import read, write
+from lab.training.checkpoint_storage import write
 
 
 class Checkpoints:
@@ -66,8 +64,39 @@ class Checkpoints:
         self.asynchronous = asynchronous
         self._group: dist.ProcessGroup | None = None
         self._writing: threading.Thread | None = None
+        self.loaded: Path | None = None
+        """The checkpoint that `load` took, if any."""
+        self._claim: Claim | None = None
         self._copies: dict[str, Chunks] = {}
         self._error: Exception | None = None
+
+    def claim(self, *, patience: float = 0.0) -> None:
+        """Keep other trainings from saving in the folder, until `close`. A collective.
+
+        `save` does it, too; here it is known before anything is computed whether each rank can
+        write there. What a crash has left in the folder is removed.
+
+        Args:
+            patience: seconds to wait for another training that ends.
+
+        Raises:
+            LabError: another training saves there, or a rank cannot write there.
+        """
+        if self._claim is None:
+            self._claim = Claim(self.folder, self.ranks(), patience=patience)
+
+    def set_aside(self) -> Path | None:
+        """Move all that are there to a new folder beside: another training begins. A collective.
+
+        Returns:
+            The new folder; None where there was nothing.
+
+        Raises:
+            LabError: see `claim`.
+            OSError: they cannot be moved.
+        """
+        self.claim()
+        return self.ranks().of_first(lambda: folders.set_aside(self.folder))
 
     def save(
         self, step: int, model: nn.Module, optimizer: Optimizer, progress: Mapping[str, Any]
@@ -75,7 +104,7 @@ class Checkpoints:
         """Save the state after a step. A collective.
 
         Args:
-            step: names the checkpoint. One of the same step is replaced.
+            step: names the checkpoint. One of the same step is replaced if it is a good one.
             model: bare or wrapped. Its buffers are saved from rank 0.
             optimizer: of its parameters.
             progress: what else is needed to go on: plain data, equal on all ranks. Each rank's
@@ -83,11 +112,14 @@ class Checkpoints:
 
         Raises:
             LabError: it could not be saved, or the one before it, if that was asynchronous. What
-                was there before still is.
-            ValueError: progress is not plain data.
+                was there before still is. Or see `claim`.
+            ValueError: progress is not plain data, or the step is negative.
         """
+        step = operator.index(step)
+        if step < 0:
+            raise ValueError(f"step {step}: steps count from 0")
         self.finish()
-        ranks = Ranks(self._ranks())
+        ranks = self.ranks()
         training = TrainingState(model, optimizer)
         held = training.to_save(ranks.rank)
         chunks = {name: value for name, value in held.items() if isinstance(value, Chunks)}
@@ -104,6 +136,7 @@ class Checkpoints:
             "optimizer": training.optimizer_name,
             "progress": described(dict(progress)),
         }
+        self.claim()
         if not self.asynchronous:
             self._write(state, about, ranks)
             return
@@ -121,37 +154,24 @@ class Checkpoints:
         """Load the last saved good checkpoint into the model and the optimiser. A collective.
 
         A bad one is named on stderr, and the one before it is used. Random states are restored
-        where there are as many ranks as saved it.
+        where there are as many ranks as saved it. Nothing is changed in the folder, in which
+        another training may be saving.
 
         Args:
             model: the same model, wrapped in whatever.
             optimizer: of its parameters; None: the model is only to be used.
 
         Returns:
-            Its progress; None where there is no checkpoint.
+            Its progress, and `loaded` says where it was; None where there is no checkpoint.
 
         Raises:
             LabError: it is of another model, none of those that are there is good, or the ranks do
                 not share the folder.
         """
         self.finish()
-        ranks = Ranks(self._ranks())
-        names = ranks.of_first(self._names)
-        for name in names:
-            path = self.folder / name
-            ranks.check_shared(path)
-            try:
-                manifest = _verified(path, ranks)
-                return _load(path, manifest, TrainingState(model, optimizer), ranks)
-            except BadCheckpointError as error:
-                if ranks.rank == 0:
-                    print(f"lab: {path} cannot be used: {error}", file=sys.stderr, flush=True)
-        if names:
-            raise LabError(
-                f"none of the checkpoints in {self.folder} can be used, for the reasons above: "
-                "choose another folder, or remove this one to begin at the beginning"
-            )
-        return None
+        found = load_last(self.folder, model, optimizer, self.ranks())
+        progress, self.loaded = (None, None) if found is None else found
+        return progress
 
     def finish(self) -> None:
         """Wait until what `save` began is on the disk. A collective.
@@ -166,28 +186,36 @@ class Checkpoints:
         if error is not None:
             raise error
 
+    def close(self) -> None:
+        """`finish`, and let another training save in the folder. A collective.
+
+        Raises:
+            LabError: what `save` began could not be saved.
+        """
+        try:
+            self.finish()
+        finally:
+            if self._claim is not None:
+                self._claim.release()
+                self._claim = None
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """`finish`, also when the training ended by an error: that error is the one to know."""
+        """`close`, also when the training ended by an error: that error is the one to know."""
         with nullcontext() if kind is None else suppress(Exception):
-            self.finish()
+            self.close()
 
-    def _ranks(self) -> dist.ProcessGroup | None:
-        """A group that carries Python objects, and that no collective of the training is on."""
+    def ranks(self) -> Ranks:
+        """Those that save together, in a group that no collective of the training is on."""
         if not dist.is_initialized():
-            return None
+            return Ranks(None)
         if not self.asynchronous and dist.get_backend() == "gloo":
-            return dist.group.WORLD
+            return Ranks(dist.group.WORLD)
         if self._group is None:
             self._group = dist.new_group(backend="gloo")
-        return self._group
-
-    def _names(self) -> list[str]:
-        """Of the checkpoints, the last saved first."""
-        folders.tidy(self.folder)
-        return [found.path.name for found in folders.find_all(self.folder)]
+        return Ranks(self._group)
 
     def _write_behind(self, state: State, about: dict[str, Any], ranks: Ranks) -> None:
         try:
@@ -215,42 +243,5 @@ class Checkpoints:
             ) from error
 
     def _begin(self, step: int) -> tuple[str, str]:
-        folders.tidy(self.folder)
         saved = folders.time_to_save(self.folder).isoformat(timespec="microseconds")
         return folders.begin(self.folder, step).name, saved
-
-
-def _verified(path: Path, ranks: Ranks) -> Manifest:
-    """The manifest of a checkpoint whose files are what they were. A collective.
-
-    Raises:
-        BadCheckpointError: they are not. The same on all ranks.
-    """
-    manifest, problem = None, None
-    try:
-        manifest = read_manifest(path)
-        for name in list(manifest.files)[ranks.rank :: ranks.size]:  # each rank reads its part
-            check_file(path, name, manifest.files[name])
-    except BadCheckpointError as error:
-        problem = str(error)
-    for found in ranks.all(problem):
-        if found is not None:
-            raise BadCheckpointError(found)
-    assert manifest is not None
-    return manifest
-
-
-def _load(path: Path, manifest: Manifest, training: TrainingState, ranks: Ranks) -> dict[str, Any]:
-    difference = training.difference(manifest)
-    if difference is not None:
-        raise LabError(f"{path} is of another model: {difference}")
-    filled = {**training.targets(manifest), "progress": None}
-    random_name = f"random.{ranks.rank}"
-    if manifest.world_size == ranks.size:
-        filled[random_name] = None
-    read(filled, path, manifest, ranks.group)
-    training.take(filled, manifest)
-    if random_name in filled:
-        restore_random_states(filled[random_name])
-    progress: dict[str, Any] = filled["progress"]
-    return progress

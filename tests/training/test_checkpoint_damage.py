@@ -17,7 +17,14 @@ import pytest
 import torch
 
 from lab.errors import LabError
-from lab.training.checkpoint_manifest import NAME, Extent, FileEntry, Manifest, read_manifest
+from lab.training.checkpoint_manifest import (
+    NAME,
+    Extent,
+    FileEntry,
+    Manifest,
+    _checksum,
+    read_manifest,
+)
 from lab.training.checkpoints import Checkpoints
 from tests.ranks import RankPool
 from tests.training.checkpointed import Training, save
@@ -125,8 +132,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(
 def forged(folder: Path, of: Callable[[Path, Manifest], Manifest]) -> None:
     checkpoint = folder / "step-00000002"
     manifest = of(checkpoint, read_manifest(checkpoint))
-    (checkpoint / NAME).write_text(manifest.text())
-    forge(checkpoint, lambda m: m)
+    forge(checkpoint, lambda true: replace(manifest, files=true.files))
 
 
 def evil_tensor(checkpoint: Path, manifest: Manifest, value: Any) -> Manifest:
@@ -183,6 +189,153 @@ def test_one_that_holds_other_things_than_it_says(
     forged(folder, of)
     assert load(folder) == {"step": 1}
     assert words in capsys.readouterr().err
+
+
+def rewritten(**change: Any) -> Callable[[dict[str, Any]], None]:
+    """Changes of the manifest's top."""
+    return lambda content: content.update(change)
+
+
+def weight(content: dict[str, Any], **change: Any) -> None:
+    """Changes of one tensor."""
+    content["tensors"]["model.first.weight"].update(change)
+
+
+def chunk(content: dict[str, Any], **change: Any) -> None:
+    """Changes of its one part."""
+    content["tensors"]["model.first.weight"]["chunks"][0].update(change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        rewritten(saved="9999-12-31T23:59:59.999999"),
+        rewritten(saved="soon"),
+        rewritten(saved=7),
+        rewritten(step=-1),
+        rewritten(step=2.0),
+        rewritten(step=True),
+        rewritten(world_size=10**30),
+        rewritten(optimizer=None),
+        rewritten(torch={}),
+        rewritten(progress=[]),
+        rewritten(tensors=[]),
+        rewritten(objects={"progress": {}}),
+        rewritten(files={DATA: 5}),
+        rewritten(files={DATA: {"bytes": "5", "sha256": ""}}),
+        rewritten(files={DATA: {"bytes": float("inf"), "sha256": ""}}),
+        rewritten(files={DATA: {"bytes": 1e999, "sha256": ""}}),
+        rewritten(files={DATA: {"bytes": 5, "sha256": 5}}),
+        rewritten(files={DATA: {"bytes": 5, "sha256": "", "\x1b[31mmore": 1}}),
+        rewritten(surprise=1),
+        lambda content: content.pop("step"),
+        lambda content: weight(content, shape=[10**12, 10**6]),
+        lambda content: weight(content, shape=[float("inf"), 5]),
+        lambda content: weight(content, shape="75"),
+        lambda content: weight(content, shape=[7]),
+        lambda content: weight(content, dtype=7),
+        lambda content: weight(content, chunks=[]),
+        lambda content: weight(content, chunks={}),
+        lambda content: chunk(content, offsets=[-1, 0]),
+        lambda content: chunk(content, offsets=[1, 0]),
+        lambda content: chunk(content, sizes=[7, 4]),
+        lambda content: chunk(content, extent={"file": DATA, "start": 0, "bytes": 1}),
+        lambda content: chunk(content, extent={"file": DATA, "start": 10**9, "bytes": 200}),
+        lambda content: chunk(content, extent={"file": "\x1b]0;x", "start": 0, "bytes": 200}),
+    ],
+)
+def test_a_forged_manifest_is_refused_in_words(
+    folder: Path, capsys: pytest.CaptureFixture[str], change: Any
+) -> None:
+    path = folder / "step-00000002" / NAME
+    content = json.loads(path.read_text())
+    del content["sha256"]
+    change(content)
+    path.write_text(json.dumps({**content, "sha256": _checksum(content)}))
+    assert load(folder) == {"step": 1}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"its {NAME} is damaged: " in line
+    assert line.isprintable()
+    save("none", folder, steps=3)  # to look for the time of the last one is harmless as well
+    assert load(folder) == {"step": 3}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"format": "lab.checkpoint", "version": 1, "progress": ' + "[" * 900 + "]" * 900 + "}",
+        '{"format": "lab.checkpoint", "version": 1, "step": ' + "9" * 5000 + "}",
+    ],
+)
+def test_a_manifest_that_overtaxes_its_reader(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (folder / "step-00000002" / NAME).write_text(text)
+    assert load(folder) == {"step": 1}
+    assert "damaged" in capsys.readouterr().err
+
+
+def test_one_that_was_saved_at_the_end_of_time(folder: Path) -> None:
+    forge(
+        folder / "step-00000002",
+        lambda manifest: replace(manifest, saved="9999-12-31T23:59:59.999999+00:00"),
+    )
+    save("none", folder, steps=3)
+    assert load(folder) == {"step": 3}
+
+
+def test_a_progress_may_hold_itself_or_more_than_can_be_shown(tmp_path: Path) -> None:
+    training = Training("none")
+    progress: dict[str, Any] = {"step": 1, "history": []}
+    inner = progress["history"]
+    for _ in range(200):
+        inner.append([])
+        inner = inner[0]
+    Checkpoints(tmp_path).save(1, training.model, training.optimizer, progress)
+    assert load(tmp_path) == progress
+    progress["self"] = progress
+    Checkpoints(tmp_path).save(2, training.model, training.optimizer, progress)
+    loaded = load(tmp_path)
+    assert loaded is not None
+    assert loaded["step"] == loaded["self"]["self"]["step"] == 1
+
+
+def bad_object(checkpoint: Path, manifest: Manifest, name: str, value: Any) -> Manifest:
+    extent = replaced(checkpoint, manifest.objects[name], value)
+    return replace(manifest, objects={**manifest.objects, name: extent})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("progress", [1]),
+        ("groups", 5),
+        ("groups", [{"params": 5}]),
+        ("random.0", {"python": (3, (1, 2), None), "torch": torch.zeros(3)}),
+        ("random.0", None),
+    ],
+)
+def test_plain_data_of_another_kind(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str, value: Any
+) -> None:
+    forged(folder, lambda c, m: bad_object(c, m, name, value))
+    assert load(folder) == {"step": 1}
+    assert "cannot be used: what it holds does not fit: " in capsys.readouterr().err
+
+
+def test_what_does_not_fit_one_rank_is_refused_on_all(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(2, save, "ddp", tmp_path)
+    forged(tmp_path, lambda c, m: bad_object(c, m, "random.1", 7))
+    assert ranks.run(2, _load, "ddp", tmp_path) == [{"step": 1}, {"step": 1}]
+
+
+def test_a_step_is_a_count(tmp_path: Path) -> None:
+    training = Training("none")
+    with pytest.raises(ValueError, match="step -1: steps count from 0"):
+        Checkpoints(tmp_path).save(-1, training.model, training.optimizer, {})
+    Checkpoints(tmp_path).save(torch.tensor(4), training.model, training.optimizer, {})  # type: ignore[arg-type]
+    assert read_manifest(tmp_path / "step-00000004").step == 4
 
 
 @pytest.mark.parametrize("name", ["../escaped", "/etc/passwd", "..", "a/b", ""])
@@ -258,6 +411,7 @@ def test_a_file_that_cannot_be_written_leaves_what_was_there(
 ) -> None:
     training = Training("none")
     checkpoints = Checkpoints(folder, asynchronous=asynchronous)
+    checkpoints.claim()
 
     def save_third() -> None:
         checkpoints.save(3, training.model, training.optimizer, {"step": 3})
@@ -269,7 +423,7 @@ def test_a_file_that_cannot_be_written_leaves_what_was_there(
         f"the checkpoint of step 3 could not be saved in {folder}: rank 0: File too large; "
         "what was there before still is"
     )
-    assert sorted(path.name for path in folder.iterdir()) == ["step-00000001", "step-00000002"]
+    assert sorted(path.name for path in folder.glob("*step*")) == ["step-00000001", "step-00000002"]
     assert load(folder) == {"step": 2}
     save_third()
     assert load(folder) == {"step": 3}, "the next one works"
@@ -287,16 +441,36 @@ def _save_with_little_room_on_rank_1(folder: Path) -> str:
     import torch.distributed as dist
 
     training = Training("ddp")
+    checkpoints = Checkpoints(folder)
+    checkpoints.claim()
     with (
         files_of_at_most(1000 if dist.get_rank() == 1 else 10**9),
         pytest.raises(LabError) as caught,
     ):
-        Checkpoints(folder).save(3, training.model, training.optimizer, {})
+        checkpoints.save(3, training.model, training.optimizer, {})
+    checkpoints.close()
     return str(caught.value)
 
 
-def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_known_before_anything_is_saved(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    training = Training("none")
-    with pytest.raises(LabError, match=r"could not be saved in .*: Not a directory"):
-        Checkpoints(tmp_path / "file" / "inner").save(1, training.model, training.optimizer, {})
+    with pytest.raises(LabError, match=r"rank 0 on .* cannot write checkpoints in .*: Not a direc"):
+        Checkpoints(tmp_path / "file" / "inner").claim()
+
+
+def test_what_one_rank_cannot_write_all_are_told(ranks: RankPool, tmp_path: Path) -> None:
+    for message in ranks.run(2, _claim_with_no_room_on_rank_1, tmp_path):
+        assert message.startswith("rank 1 on ")
+        assert f"cannot write checkpoints in {tmp_path}: File too large" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def _claim_with_no_room_on_rank_1(folder: Path) -> str:
+    import torch.distributed as dist
+
+    with (
+        files_of_at_most(0 if dist.get_rank() == 1 else 10**9),
+        pytest.raises(LabError) as caught,
+    ):
+        Checkpoints(folder).claim()
+    return str(caught.value)

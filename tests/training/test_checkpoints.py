@@ -1,5 +1,6 @@
 """Checkpoints load into any other way of training, with every bit, on any number of ranks."""
 
+import shutil
 import subprocess
 import sys
 from itertools import chain, cycle
@@ -336,17 +337,20 @@ def _save_apart(folder: Path) -> str:
 def test_with_waits_for_what_is_being_written(tmp_path: Path) -> None:
     training = Training("none")
 
-    def train(folder: Path) -> None:
+    def train(folder: Path, *, broken: bool = False) -> None:
         with Checkpoints(folder, asynchronous=True) as checkpoints:
+            checkpoints.claim()
+            if broken:
+                shutil.rmtree(folder)
+                folder.touch()
             checkpoints.save(1, training.model, training.optimizer, {})
             raise KeyError("of the training")
 
     with pytest.raises(KeyError, match="of the training"):
         train(tmp_path / "good")
     assert names(tmp_path / "good") == ["step-00000001"]
-    (tmp_path / "file").touch()
     with pytest.raises(KeyError, match="of the training"):
-        train(tmp_path / "file")
+        train(tmp_path / "file", broken=True)
 
 
 def test_who_leaves_the_group_while_it_is_saved_has_the_one_before(
@@ -380,6 +384,7 @@ def _leave(folder: Path) -> str:
     with pytest.raises(LabError) as caught:
         checkpoints.finish()
     dist.is_initialized = default
+    checkpoints.close()
     return str(caught.value)
 
 
