@@ -4,10 +4,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 
-def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
-    """The mean cross-entropy of a batch, and its number of samples."""
+def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The cross-entropy, summed over a batch's samples."""
     inputs, classes = batch
-    return cross_entropy(model(inputs), classes), len(classes)
+    return cross_entropy(model(inputs), classes, reduction="sum")
 
 
 def correct(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[float]:

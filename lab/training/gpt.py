@@ -82,9 +82,10 @@ def train(world: World, options: GptOptions) -> None:
         options,
         world,
         loss=loss,
+        count=options.context,
         units=blocks,
         held_out=held_out,
-        evaluate=lambda model, batch: [float(loss(model, batch)[0]) * len(batch[0])],
+        evaluate=lambda model, batch: [float(loss(model, batch)) / options.context],
         scores=("held out",),
         name="gpt",
         items="bytes",
@@ -103,11 +104,11 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return list(model.blocks)
 
 
-def loss(model: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, int]:
-    """Mean over all bytes of a batch, in nats, and how many they are."""
+def loss(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+    """Summed over all bytes of a batch, in nats."""
     tokens, following = batch
     logits = model(tokens)
-    return cross_entropy(logits.flatten(0, 1), following.flatten()), following.numel()
+    return cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="sum")
 
 
 @torch.no_grad()

@@ -42,7 +42,7 @@ class Measuring:
             options: measure, profile, precision, batch_size.
             world: the ranks, which measure at the same time.
             model: bare.
-            loss: of the model and a batch: the loss and a count.
+            loss: of the model and a batch.
             data: to make a batch of.
             accumulate: microbatches of a step.
         """
@@ -148,7 +148,7 @@ def flops_of(model: nn.Module, loss: Callable[[nn.Module, Any], Any], batch: Any
 
     Args:
         model: bare.
-        loss: of the model and the batch: the loss and a count.
+        loss: of the model and the batch.
         batch: of tensors.
 
     Returns:
@@ -159,7 +159,7 @@ def flops_of(model: nn.Module, loss: Callable[[nn.Module, Any], Any], batch: Any
     meta = torch.device("meta")
     try:
         with FlopCounterMode(display=False) as counter:
-            loss(copy.deepcopy(model).to(meta), moved_to(meta, batch))[0].backward()
+            loss(copy.deepcopy(model).to(meta), moved_to(meta, batch)).backward()
     except RuntimeError:  # NotImplementedError is one
         return None
     return int(counter.get_total_flops())

@@ -86,7 +86,8 @@ class Options:
     resume: bool = False
     """Go on from the newest checkpoint in that folder, if there is one."""
     on_nan: Literal["stop", "rollback"] = "stop"
-    """When the loss is not finite: stop, or go back to the last checkpoint and skip these data."""
+    """When loss, gradient or weights are not finite: stop, or go back to the last checkpoint and
+    leave out the data of that step."""
 
     measure: bool = False
     """Measure the share of communication and the utilisation of the processor."""
@@ -132,7 +133,8 @@ def training_arguments(program: str, description: str, defaults: Options) -> Arg
 
     group = parser.add_argument_group("length and batches")
     length, either = partial(add, group), partial(add, group.add_mutually_exclusive_group())
-    either("--epochs", "times through the training data", type=positive_int, action=_Epochs)
+    epochs = {"type": positive_int, "action": _Epochs, "const": defaults.steps is not None}
+    either("--epochs", "times through the training data", **epochs)
     either("--steps", "instead of --epochs; then --..-every count steps", type=positive_int)
     length("--batch-size", "samples of a microbatch on each rank", type=positive_int)
     length("--accumulate", "microbatches of a step", type=positive_int)
@@ -145,7 +147,9 @@ def training_arguments(program: str, description: str, defaults: Options) -> Arg
     learning("--scale-lr", "with the world size", choices=LR_SCALING)
     learning("--clip", "largest norm of the gradient", type=positive_float)
     learning("--seed", "of weights, order, dropout and augmentation", type=count)
-    learning("--on-nan", "when the loss is not finite", choices=("stop", "rollback"))
+    learning(
+        "--on-nan", "when loss, gradient or weights are not finite", choices=("stop", "rollback")
+    )
 
     ranks = partial(add, parser.add_argument_group("ranks"))
     ranks("--parallel", "(ddp where a launcher started ranks)", choices=PARALLEL)
@@ -172,7 +176,7 @@ def training_arguments(program: str, description: str, defaults: Options) -> Arg
 
 
 class _Epochs(argparse.Action):
-    """The length in epochs, also where the default is in steps."""
+    """The length in epochs; where the defaults count steps, lines and checkpoints as well."""
 
     def __call__(
         self,
@@ -182,6 +186,10 @@ class _Epochs(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         namespace.epochs, namespace.steps = values, None
+        if self.const:
+            for name in ("report_every", "evaluate_every", "save_every"):
+                if name not in namespace:  # what is said counts, before or behind
+                    setattr(namespace, name, 1)
 
 
 def microbatches(options: Options, world_size: int) -> int:

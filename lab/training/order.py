@@ -24,7 +24,7 @@ class Samples(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Where in the data a training is: this many samples of this epoch are done, from 0."""
 
     epoch: int = 0
@@ -43,7 +43,7 @@ class Order:
     """Each epoch's samples in an order of its own, in steps of equally many.
 
     The last step of an epoch begins the epoch's order again where it lacks samples: it has as many
-    as all others, so the mean of the ranks' means is the mean.
+    as all others.
     """
 
     def __init__(self, samples: int, per_step: int, seed: int) -> None:
@@ -51,24 +51,43 @@ class Order:
         self.per_step = per_step
         self.seed = seed
         self.steps_per_epoch = -(-samples // per_step)
+        self.left_out: tuple[Position, ...] = ()
+        """Where steps begin whose samples are not to be used."""
         self._drawn = (-1, torch.empty(0))
 
-    def after(self, place: Place) -> Place:
-        """Where one step leads."""
-        done = place.sample + self.per_step
-        return Place(place.epoch, done) if done < self.samples else Place(place.epoch + 1, 0)
+    def begin(self, position: Position) -> Position:
+        """Where the next step takes its samples: there, or behind what is left out."""
+        while position in self.left_out:
+            position = self._behind(position)
+        return position
 
-    def steps_until(self, place: Place, epochs: int) -> int:
-        """Steps from a place on until so many epochs are done."""
-        if place.epoch >= epochs:
+    def after(self, position: Position) -> Position:
+        """Where one step leads. An epoch's end is always there to be seen."""
+        end = self._behind(self.begin(position))
+        return self.begin(end) if end.sample else end
+
+    def _behind(self, position: Position) -> Position:
+        done = position.sample + self.per_step
+        epoch = position.epoch
+        return Position(epoch, done) if done < self.samples else Position(epoch + 1, 0)
+
+    def steps_until(self, position: Position, epochs: int) -> int:
+        """Steps from a position on until so many epochs are done."""
+        if position.epoch >= epochs:
             return 0
-        rest = -(-(self.samples - place.sample) // self.per_step)
-        return rest + (epochs - place.epoch - 1) * self.steps_per_epoch
+        rest = -(-(self.samples - position.sample) // self.per_step)
+        rest += (epochs - position.epoch - 1) * self.steps_per_epoch
+        for epoch, sample in self.left_out:  # of a training whose steps are others: no step's begin
+            first = position.sample if epoch == position.epoch else 0
+            met = sample >= first and (sample - first) % self.per_step == 0
+            rest -= position.epoch <= epoch < epochs and met
+        return rest
 
-    def step(self, place: Place) -> list[int]:
+    def step(self, position: Position) -> list[int]:
         """The samples of the step that begins there, [per_step], the same on every rank."""
-        numbers = torch.arange(place.sample, place.sample + self.per_step) % self.samples
-        samples: list[int] = self._epoch(place.epoch)[numbers].tolist()
+        epoch, first = self.begin(position)
+        numbers = torch.arange(first, first + self.per_step) % self.samples
+        samples: list[int] = self._epoch(epoch)[numbers].tolist()
         return samples
 
     def _epoch(self, epoch: int) -> Tensor:
@@ -79,23 +98,23 @@ class Order:
 
 
 class RankOrder(Sampler[Any]):
-    """One rank's microbatches, from a place in the data on, without end."""
+    """One rank's microbatches, from a position in the data on, without end."""
 
-    def __init__(self, order: Order, start: Place, world: World, accumulate: int) -> None:
+    def __init__(self, order: Order, start: Position, world: World, accumulate: int) -> None:
         self.order, self.start = order, start
         self.rank, self.world_size, self.accumulate = world.rank, world.size, accumulate
 
     def __iter__(self) -> Iterator[Microbatch]:
         """A step's samples are dealt out to the ranks in equal, adjoining parts."""
-        place = self.start
+        position = self.start
         own = self.order.per_step // self.world_size
         size = own // self.accumulate
         while True:
-            samples = self.order.step(place)[self.rank * own : (self.rank + 1) * own]
+            samples = self.order.step(position)[self.rank * own : (self.rank + 1) * own]
             for first in range(0, own, size):
-                seed = derived(self.order.seed, "augmentation", *place, self.rank, first)
+                seed = derived(self.order.seed, "augmentation", *position, self.rank, first)
                 yield Microbatch(samples[first : first + size], seed)
-            place = self.order.after(place)
+            position = self.order.after(position)
 
 
 class _Seeded(Dataset[Any]):

@@ -1,6 +1,8 @@
 """How far a training is, as its checkpoints have it, and where it begins."""
 
+import math
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +12,7 @@ from torch import Tensor
 from lab.errors import LabError, UsageError
 from lab.training.checkpoint_folder import CHECKPOINT
 from lab.training.options import Options
-from lab.training.order import Place
+from lab.training.order import Position
 from lab.training.preemption import has_begun_again
 from lab.training.world import World
 
@@ -31,7 +33,7 @@ class Sums:
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """Everything, beside model, optimiser and random states, on which the next step depends."""
 
     step: int = 0
@@ -44,21 +46,23 @@ class Progress:
     """Of the data set."""
     seed: int = 0
     """Of the order of the samples."""
+    left_out: tuple[Position, ...] = ()
+    """Where steps began after which something was not finite: their samples are not used again."""
     row: Sums = Sums()
     """Since the last line of the table: a stop in between changes nothing in the next one."""
 
     @property
-    def place(self) -> Place:
+    def position(self) -> Position:
         """Where in the data the next step begins."""
-        return Place(self.epoch, self.sample)
+        return Position(self.epoch, self.sample)
 
-    @place.setter
-    def place(self, place: Place) -> None:
-        self.epoch, self.sample = place
+    @position.setter
+    def position(self, position: Position) -> None:
+        self.epoch, self.sample = position
 
     def plain(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return asdict(self)
+        return {**asdict(self), "left_out": [list(position) for position in self.left_out]}
 
     def go_on_from(self, saved: dict[str, Any]) -> None:
         """Take over what a checkpoint has.
@@ -71,7 +75,9 @@ class Progress:
                 "the checkpoint was saved by something else than this Trainer: start another "
                 "training with --checkpoints FOLDER"
             )
-        other = Progress(**{**saved, "row": Sums(**saved["row"])})
+        left_out = tuple(Position(*position) for position in saved["left_out"])
+        row = Sums(**saved["row"])
+        other = TrainingProgress(**{**saved, "left_out": left_out, "row": row})
         for what, theirs, ours in (
             ("samples", other.samples, self.samples),
             ("--seed", other.seed, self.seed),
@@ -88,11 +94,58 @@ class Progress:
 class Step(NamedTuple):
     """One step of one rank."""
 
-    loss: Tensor
-    """On the rank's device, since to read it is to wait for a GPU."""
-    items: int
-    behind: Place
-    """Where in the data the next step begins."""
+    values: Tensor
+    """[3] float64 on the rank's device, since to read it is to wait for a GPU: the sum of the loss
+    over the items, how many they are, and a norm of the rank's own gradient."""
+    position: Position
+    """Where in the data it began."""
+
+
+class Fault(NamedTuple):
+    """What was the first not to be finite. The smallest of several is the one to blame."""
+
+    step: int
+    order: int
+    """A loss that is not finite makes gradients so, and these the weights."""
+    rank: int
+
+    @property
+    def what(self) -> str:
+        """In words."""
+        return ("loss", "gradient", "update")[self.order]
+
+    def __str__(self) -> str:
+        return f"the {self.what} at step {self.step} on rank {self.rank} is not finite"
+
+    @staticmethod
+    def look(losses: Sequence[float], norms: Sequence[float], step: int) -> tuple[float, float]:
+        """The first steps whose loss and whose gradient are not finite; infinity: none.
+
+        Args:
+            losses: of some steps.
+            norms: of their gradients.
+            step: the number of the last of them.
+        """
+        first = step - len(losses) + 1
+        bad = [
+            [n for n, x in enumerate(row, first) if not math.isfinite(x)] for row in (losses, norms)
+        ]
+        return bad[0][0] if bad[0] else math.inf, bad[1][0] if bad[1] else math.inf
+
+    @classmethod
+    def first(cls, steps: Sequence[Sequence[float]]) -> "Fault | None":
+        """Of all ranks.
+
+        Args:
+            steps: by rank: the first step with such a loss, gradient and update; infinity: none.
+        """
+        faults = [
+            cls(int(step), order, rank)
+            for rank, row in enumerate(steps)
+            for order, step in enumerate(row)
+            if math.isfinite(step)
+        ]
+        return min(faults, default=None)
 
 
 def should_resume(options: Options, world: World) -> bool:

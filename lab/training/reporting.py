@@ -1,10 +1,11 @@
 """What a training says: a table, a progress bar on a terminal, JSON lines, TensorBoard."""
 
 import json
+import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from lab.errors import LabError, UsageError
 from lab.training.options import Options
-from lab.training.progress import Progress, Sums
+from lab.training.progress import Sums, TrainingProgress
 from lab.training.world import World
 
 
@@ -36,14 +37,16 @@ class Reporter:
         self._bar: Any = None
 
     def __enter__(self) -> "Reporter":
-        """Open what the options ask for.
+        """Open what the options ask for. A collective.
 
         Raises:
             UsageError: TensorBoard is not installed.
             LabError: a file cannot be written.
         """
-        if not self._world.is_main:
-            return self
+        self._world.on_main(self._open_files)
+        return self
+
+    def _open_files(self) -> None:
         run = os.environ.get("LAB_RUN_DIR")
         path = self._options.events or (Path(run) / "training.jsonl" if run else None)
         if path is not None:
@@ -54,7 +57,6 @@ class Reporter:
                 raise LabError(f"the events' file {path}: {error.strerror}") from error
         if self._options.tensorboard is not None:
             self._board = self._open.enter_context(_tensorboard(self._options.tensorboard))
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
@@ -74,7 +76,9 @@ class Reporter:
             print(f"{line}\n{unit:>5}  {names}  {self._speed:>9}", flush=True)
             self._bar = self._progress_bar(done, steps)
 
-    def row(self, progress: Progress, values: Mapping[str, float], sums: Sums, lr: float) -> None:
+    def row(
+        self, progress: TrainingProgress, values: Mapping[str, float], sums: Sums, lr: float
+    ) -> None:
         """One line of the table.
 
         Args:
@@ -83,7 +87,7 @@ class Reporter:
             sums: since the last row.
             lr: the learning rate of the last step.
         """
-        per_second = sums.items / sums.seconds
+        per_second = sums.items / sums.seconds if sums.steps else 0.0
         self.event(
             "report",
             step=progress.step,
@@ -91,7 +95,7 @@ class Reporter:
             **values,
             lr=lr,
             per_second=per_second,
-            step_seconds=sums.seconds / sums.steps,
+            step_seconds=sums.seconds / max(1, sums.steps),
         )
         if not self._world.is_main:
             return
@@ -134,9 +138,16 @@ class Reporter:
             print(f"measured: {', '.join(said)}", flush=True)
 
     def event(self, event: str, **values: Any) -> None:
-        """One JSON line: {"event": ..., "time": seconds since 1970, ...}."""
+        """One JSON line: {"event": ..., "time": seconds since 1970, ...}.
+
+        Numbers that JSON does not have, NaN and infinities, are null.
+        """
         if self._events is not None:
-            line = json.dumps({"event": event, "time": time.time(), **values}, default=str)
+            plain = {
+                name: None if isinstance(value, float) and not math.isfinite(value) else value
+                for name, value in values.items()
+            }
+            line = json.dumps({"event": event, "time": time.time(), **plain}, default=str)
             self._events.write(line + "\n")
             self._events.flush()
 
@@ -159,10 +170,14 @@ class Reporter:
         return bar
 
 
-def describe(options: Options, world: World, kind: str, accumulate: int) -> str:
-    """How a training is done, in a few words.
+def describe(
+    what: str, held_out: Sized | None, options: Options, world: World, kind: str, accumulate: int
+) -> str:
+    """What is trained and how, in a few words.
 
     Args:
+        what: name and number of samples.
+        held_out: samples, if any.
         options: batch size and implementation.
         world: the ranks.
         kind: none, ddp, ...
@@ -170,7 +185,9 @@ def describe(options: Options, world: World, kind: str, accumulate: int) -> str:
     """
     times = f" x {accumulate}" if accumulate > 1 else ""
     how = "one process" if kind == "none" else f"{kind} ({options.impl}, {world.backend})"
-    return f"{world.size} x batch {options.batch_size}{times}, {how}, {world.device.type}"
+    held = "" if held_out is None else f", {len(held_out)} held out"
+    batch = f"{world.size} x batch {options.batch_size}{times}"
+    return f"{what}{held}, {batch}, {how}, {world.device.type}"
 
 
 def _tensorboard(folder: Path) -> Any:

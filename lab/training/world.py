@@ -6,15 +6,16 @@ MASTER_PORT: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-v
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from lab.errors import UsageError
+from lab.errors import LabError, UsageError
 
 BACKENDS = ("auto", "gloo", "nccl")
 INIT_METHOD = "LAB_INIT_METHOD"
@@ -49,9 +50,31 @@ class World:
     def sum(self, *values: float) -> list[float]:
         """Each value summed over all ranks, in float64. A collective: every rank calls it."""
         totals = torch.tensor(values, dtype=torch.float64, device=self.device)
+        return [float(total) for total in self.add_up(totals)]
+
+    def add_up(self, value: Tensor) -> Tensor:
+        """The sum of all ranks' tensors; a GPU is not waited for. A collective."""
+        total = value.clone()
         if dist.is_initialized():
-            dist.all_reduce(totals)
-        return [float(total) for total in totals]
+            dist.all_reduce(total)
+        return total
+
+    def on_main(self, make: Callable[[], object]) -> None:
+        """Do something on rank 0 alone. A collective.
+
+        Raises:
+            LabError: on every rank, what it raised there: none may go on and wait for rank 0.
+        """
+        error: list[LabError | None] = [None]
+        if self.is_main:
+            try:
+                make()
+            except LabError as raised:
+                error[0] = raised
+        if dist.is_initialized():
+            dist.broadcast_object_list(error)
+        if error[0] is not None:
+            raise error[0]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ The Trainer's loop is the same for all of them; what differs is here: which micr
 gradients, and whose norm is clipped.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -14,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import Optimizer
-from torch.utils.checkpoint import checkpoint
 
 from lab.errors import UsageError
 from lab.parallel import (
@@ -24,7 +24,9 @@ from lab.parallel import (
     SyncBatchNorm,
     ZeroRedundancyOptimizer,
 )
+from lab.training.gradients import OwnGradient
 from lab.training.options import Options
+from lab.training.recompute import recompute_in_backward
 from lab.training.schedule import scaled_lr
 from lab.training.world import World
 
@@ -39,8 +41,8 @@ def children_with_parameters(model: nn.Module) -> list[nn.Module]:
     return [child for child in model.children() if any(True for _ in child.parameters())]
 
 
-class Parallel:
-    """The wrapped model and its optimiser. `Parallel(...)` is a collective, as are all methods."""
+class Wrapped:
+    """The wrapped model and its optimiser. `Wrapped(...)` is a collective, as are most methods."""
 
     def __init__(
         self,
@@ -67,12 +69,14 @@ class Parallel:
         """
         self.kind = kind_of(options, world)
         self.impl = options.impl
+        self.device_type, self.is_half = world.device.type, options.precision == "bfloat16"
         if options.sync_batchnorm:
             model = _with_sync_batchnorm(model, options, world)
         chosen = list(units(model))
         if options.activation_checkpointing:
-            for unit in chosen:  # inside the modules, so that no parameter's name changes
-                unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)
+            for unit in chosen:
+                recompute_in_backward(unit)
+        self.own_gradient = OwnGradient(model, sharded=self.kind == "fsdp")
         self.model = self._wrap(model, chosen, world)
         made: Any = optimizer
         arguments: dict[str, Any] = {"lr": scaled_lr(options, world.size)}
@@ -137,6 +141,10 @@ class Parallel:
             with nullcontext() if last else model.no_sync():
                 yield
 
+    def autocast(self) -> torch.autocast:
+        """Compute in the options' precision. bfloat16 has float32's range: no loss to scale."""
+        return torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.is_half)
+
     def clip_(self, max_norm: float) -> Tensor:
         """Scale the averaged gradient so that its norm is at most `max_norm`; the norm before.
 
@@ -151,6 +159,14 @@ class Parallel:
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
         total: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2's
         return total
+
+    @torch.no_grad()
+    def weights_are_finite(self) -> bool:
+        """Whether this rank's part of them is."""
+        parts: list[Any] = [parameter.detach() for parameter in self.model.parameters()]
+        parts = [part.to_local() if hasattr(part, "to_local") else part for part in parts]
+        largest = [torch.linalg.vector_norm(p, math.inf).float() for p in parts if p.numel()]
+        return not largest or bool(torch.stack(largest).isfinite().all())
 
     @torch.no_grad()
     def align_buffers(self) -> None:

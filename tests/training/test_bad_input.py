@@ -1,18 +1,22 @@
 """What a training refuses, and what it says when the loss is not a number."""
 
 import json
+import math
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import Dataset
 
 from lab.errors import UsageError
 from lab.training.mlp import main
 from lab.training.options import Options, microbatches
 from lab.training.progress import set_aside
 from tests.ranks import RankPool
-from tests.training.training_jobs import Job, dataset, train
+from tests.training.training_jobs import WRAPPERS, Job, dataset, train
 
 
 def test_a_global_batch_that_does_not_divide_says_which_would() -> None:
@@ -112,9 +116,8 @@ def test_rollback_goes_on_from_the_checkpoint_without_those_data(
     }
     results = ranks.run(2, train, tmp_path, options, Job(poison={5: 0}))
     assert [result.error for result in results] == ["", ""]
-    assert results[0].said == [
-        "the loss at step 5 on rank 0 is not finite: back to step 3, without these data"
-    ]
+    said = "the loss at step 5 on rank 0 is not finite: back to step 3, then without the data of"
+    assert results[0].said == [f"{said} step 5"]
     kinds = [(e["event"], e["step"]) for e in results[0].events if e["event"] in ("nan", "report")]
     assert kinds == [
         ("report", 2),
@@ -125,6 +128,108 @@ def test_rollback_goes_on_from_the_checkpoint_without_those_data(
     assert all(torch.isfinite(value).all() for value in results[1].parameters.values())
     saved = [e for e in results[0].events if e["event"] == "save"]
     assert [e["step"] for e in saved] == [3, 6, 9, 12]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "impl"),
+    [("none", "ours"), *WRAPPERS],
+)
+def test_a_gradient_that_is_not_finite_is_never_saved_and_names_step_and_rank(
+    ranks: RankPool, tmp_path: Path, parallel: str, impl: str
+) -> None:
+    """Though the loss is finite, and the next one would be the first that is not: after a save."""
+    size = 1 if parallel == "none" else 2
+    options = {"parallel": parallel, "impl": impl, "accumulate": 2, "clip": 1.0}
+    options |= {"steps": 6, "report_every": 6, "save_every": 3}
+    job = Job(poison={6: size - 1}, poison_gradient=True)
+    for result in ranks.run(size, train, tmp_path, options, job):
+        assert result.error.startswith(
+            f"LabError: the gradient at step 6 on rank {size - 1} is not finite"
+        )
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+    options |= {"on_nan": "rollback", "resume": True}
+    results = ranks.run(size, train, tmp_path, options, job)
+    assert [result.error for result in results] == [""] * size
+    assert [e["step"] for e in results[0].events if e["event"] == "save"] == [6]
+    assert all(value.isfinite().all() for value in results[-1].parameters.values())
+
+
+class Spoils(torch.optim.SGD):
+    """A step that is wrong though its gradient is right, as one of Adam's with eps=0 may be."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        super().step()
+        self.steps += 1
+        if self.steps == 3:
+            with torch.no_grad():
+                self.param_groups[0]["params"][-1].fill_(math.inf)
+        return None
+
+
+def test_an_update_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
+    options = {"steps": 6, "save_every": 3, "report_every": 0}
+    result = train(tmp_path, options, Job(trainer={"optimizer": Spoils}))
+    assert result.error.startswith("LabError: the update at step 3 on rank 0 is not finite")
+    assert not list((tmp_path / "checkpoints").glob("step*"))
+
+
+@pytest.mark.parametrize("bad", [9, 10, 12])
+def test_rollback_near_the_end_still_trains_to_the_end(tmp_path: Path, bad: int) -> None:
+    """12 steps in 2 epochs, saved after the first: only the data of the bad step are left out."""
+    options = {"epochs": 2, "steps": None, "batch_size": 8, "save_every": 1, "on_nan": "rollback"}
+    result = train(tmp_path, options, Job(poison={bad: 0}))
+    assert result.error == ""
+    steps = [(e["event"], e["step"]) for e in result.events if e["event"] != "start"]
+    assert steps == [
+        *[("report", 6), ("save", 6), ("nan", bad)],
+        *[("report", 11), ("save", 11), ("end", 11)],
+    ]
+    again = train(tmp_path, {**options, "resume": True, "epochs": 3})
+    assert [e["step"] for e in again.events if e["event"] == "report"] == [17]
+
+
+def test_rollback_from_the_very_last_step_ends_with_what_was_saved_before(tmp_path: Path) -> None:
+    options = {"epochs": 1, "steps": None, "batch_size": 48, "save_every": 1}
+    assert train(tmp_path, options).error == ""
+    go_on = {**options, "epochs": 2, "resume": True, "on_nan": "rollback"}
+    result = train(tmp_path, go_on, Job(poison={2: 0}))
+    assert (result.error, result.events[-1]["event"]) == ("", "end")
+    assert result.events[-2]["accuracy"] >= 0, "it is judged once more"
+
+
+def test_data_that_failed_stay_left_out_however_often_it_goes_back(tmp_path: Path) -> None:
+    data = WithNaN([3, 17])
+    options: dict[str, Any] = {"steps": None, "batch_size": 1, "save_every": 1, "epochs": 2}
+    options["on_nan"] = "rollback"
+    result = train(tmp_path, options, Job(data=data))
+    assert "there is no checkpoint to go back to" in result.error
+    assert train(tmp_path, {**options, "epochs": 1}).error == ""
+    again = train(tmp_path, {**options, "resume": True}, Job(data=data))
+    assert again.error == ""
+    assert [line.split(":")[0] for line in again.said] == [
+        f"the loss at step {step} on rank 0 is not finite" for step in bad_steps(again.events)
+    ]
+    assert again.events[-1]["step"] == 2 * 48 - 2
+
+
+def bad_steps(events: list[dict[str, Any]]) -> list[int]:
+    return [event["step"] for event in events if event["event"] == "nan"]
+
+
+class WithNaN(Dataset[Any]):
+    """The usual data set, with samples that are not numbers."""
+
+    def __init__(self, bad: list[int]) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return len(dataset())
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, target = dataset()[index]
+        return inputs * (math.nan if index in self.bad else 1), target
 
 
 def test_rollback_without_a_checkpoint_says_so(tmp_path: Path) -> None:
@@ -144,7 +249,51 @@ def test_events_are_json_also_of_a_training_that_ends_badly(tmp_path: Path) -> N
     train(tmp_path, {}, Job(poison={3: 0}))
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["start", "report", "report", "nan"]
-    assert (events[-1]["step"], events[-1]["rank"]) == (3, 0)
+    assert [events[-1][name] for name in ("step", "rank", "what")] == [3, 0, "loss"]
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"events": Path("file/below")}, "LabError: the events' file file/below: File exists"),
+        (
+            {"tensorboard": Path("board")},
+            "UsageError: --tensorboard needs TensorBoard: pip install",
+        ),
+        (
+            {"save_every": 1, "checkpoints": Path("old/1")},
+            "LabError: the checkpoints of an earlier",
+        ),
+    ],
+)
+def test_what_rank_0_alone_cannot_do_is_told_by_all(
+    ranks: RankPool, tmp_path: Path, options: dict[str, Any], what: str
+) -> None:
+    """None goes on and says that it lost rank 0."""
+    for result in ranks.run(2, train_where_nothing_works, tmp_path, options):
+        assert result.error.startswith(what)
+        assert result.printed == []
+
+
+def train_where_nothing_works(folder: Path, options: dict[str, Any]) -> Any:
+    """On a rank: in a folder where rank 0 can write nothing new."""
+    (folder / "old/1/step-00000001").mkdir(parents=True, exist_ok=True)
+    (folder / "file").touch()
+    before = Path.cwd()
+    os.chdir(folder)
+    main_rank = os.environ["RANK"] == "0"
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            if main_rank:
+                patch.setitem(sys.modules, "torch.utils.tensorboard", None)
+                patch.setattr(Path, "rename", _denied)
+            return train(folder, options)
+    finally:
+        os.chdir(before)
+
+
+def _denied(*_: object) -> None:
+    raise PermissionError(13, "Permission denied")
 
 
 def test_where_no_trace_can_be_written_it_is_said_before_training(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 
 from lab.errors import UsageError
-from lab.training.gpt import loss, main, write
+from lab.training.gpt import GptOptions, loss, main, write
 from lab.training.gpt_data import Windows, library_source, require_same_text
 from lab.training.gpt_model import GPT
+from lab.training.options import training_arguments
 from lab.training.world import World
 from tests.ranks import RankPool
 
@@ -60,9 +61,25 @@ def test_no_position_sees_what_comes_after_it() -> None:
 
 def test_an_untrained_model_guesses_among_all_bytes() -> None:
     batch = torch.randint(0, 256, (2, 4, 8))
-    value, count = loss(tiny(), batch.unbind())
-    assert count == 32
-    assert float(value.detach()) == pytest.approx(5.545, abs=0.1)  # ln 256
+    summed = loss(tiny(), batch.unbind())
+    assert float(summed.detach()) / 32 == pytest.approx(5.545, abs=0.1)  # ln 256
+
+
+@pytest.mark.parametrize(
+    ("words", "every"),
+    [
+        ("", (50, 200)),
+        ("--epochs 3", (1, 1)),
+        ("--epochs 3 --save-every 2", (1, 2)),
+        ("--report-every 0 --epochs 3", (0, 1)),
+    ],
+)
+def test_in_epochs_it_speaks_and_saves_by_epochs(words: str, every: tuple[int, int]) -> None:
+    """Its defaults count steps: 200 of them would be 200 epochs."""
+    given = vars(training_arguments("gpt", "", GptOptions()).parse_args(words.split()))
+    options = GptOptions(**given)
+    assert (options.report_every, options.save_every) == every
+    assert options.steps == (None if "--epochs" in words else 400)
 
 
 def test_the_model_learns_a_text_and_writes_it() -> None:
@@ -73,7 +90,7 @@ def test_the_model_learns_a_text_and_writes_it() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(100):
         optimizer.zero_grad()
-        loss(model, batch)[0].backward()
+        loss(model, batch).backward()
         optimizer.step()
     assert write(model, b"ab", 20, 8, ALONE, seed=1) == b"abcdefgabcdefgabcdefga"
 

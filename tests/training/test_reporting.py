@@ -1,22 +1,26 @@
 """What a training says: the table, events, TensorBoard, traces, and nothing but text when piped."""
 
 import json
+import math
 import os
 import pty
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from lab.training.classification import classification_loss
 from lab.training.measuring import covered, flops_of, reachable_flops
+from lab.training.order import Order, Position
 from tests.ranks import RankPool
-from tests.training.training_jobs import Job, train
+from tests.training.training_jobs import Job, dataset, train
 
 ROOT = Path(__file__).parents[2]
 MLP = [sys.executable, "-m", "lab.training.mlp", "--steps", "3", "--save-every", "0"]
@@ -55,10 +59,36 @@ def test_events_are_in_the_runs_directory(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_losses_are_means_over_all_items_of_the_line(tmp_path: Path) -> None:
-    """A microbatch with more items counts more, in what is said."""
-    singly = train(tmp_path / "1", {"steps": 4})
-    together = train(tmp_path / "4", {"steps": 4, "report_every": 0})
-    assert together.losses == [pytest.approx(sum(singly.losses) / 4)]
+    """A step of which more counts weighs more, in what is said."""
+    inputs, targets = dataset().tensors
+    targets[::3] = -100
+    job = Job(data=TensorDataset(inputs, targets), trainer={"count": count_of})
+    given = {"steps": 4, "lr": 0.1}
+    singly = train(tmp_path / "1", given, job)
+    together = train(tmp_path / "4", {**given, "report_every": 0}, job)
+    order, position, counts = Order(48, 4, seed=42), Position(), []
+    for _ in range(4):
+        counts.append(int((targets[order.step(position)] != -100).sum()))
+        position = order.after(position)
+    assert len(set(counts)) > 1, "else a mean of means would do"
+    weighed = sum(loss * n for loss, n in zip(singly.losses, counts, strict=True)) / sum(counts)
+    assert together.losses == [pytest.approx(weighed)]
+    assert weighed != pytest.approx(sum(singly.losses) / 4)
+
+
+def count_of(batch: Any) -> Tensor:
+    counts: Tensor = (batch[1] != -100).sum()
+    return counts
+
+
+def test_what_json_has_no_number_for_is_null(tmp_path: Path) -> None:
+    """Programs that read events stop at NaN, which is no JSON."""
+    result = train(tmp_path, {"steps": 1}, Job(trainer={"evaluate": lambda *_: [math.nan]}))
+    assert result.events[1]["accuracy"] is None
+    text = (tmp_path / "events.jsonl").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert "nan" in result.printed[-1]
 
 
 def test_a_stop_that_any_rank_was_asked_for_saves_and_ends_all(
@@ -106,30 +136,17 @@ def test_tensorboard_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.Monk
     assert result.error.startswith("UsageError: --tensorboard needs TensorBoard: pip install '")
 
 
-def test_tensorboard_gets_what_the_table_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[tuple[str, int]] = []
-
-    class SummaryWriter:
-        def __init__(self, folder: Path) -> None:
-            assert folder == tmp_path / "board"
-
-        def __enter__(self) -> "SummaryWriter":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            written.append(("closed", 0))
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            written.append((name, step))
-
-    fake = types.ModuleType("torch.utils.tensorboard")
-    vars(fake)["SummaryWriter"] = SummaryWriter
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    assert train(tmp_path, {"tensorboard": tmp_path / "board", "steps": 2}).error == ""
-    names = ["loss", "accuracy", "lr", "samples/s"]
-    assert written == [*((name, step) for step in (1, 2) for name in names), ("closed", 0)]
+def test_tensorboard_gets_what_the_table_has(ranks: RankPool, tmp_path: Path) -> None:
+    options = {"tensorboard": tmp_path / "board", "steps": 2, "parallel": "ddp"}
+    first, second = ranks.run(2, train, tmp_path, options)
+    assert (first.error, second.error) == ("", "")
+    (file,) = (tmp_path / "board").iterdir()  # rank 0's alone
+    written = EventAccumulator(str(file)).Reload()
+    assert written.Tags()["scalars"] == ["loss", "accuracy", "lr", "samples/s"]
+    for name in ("loss", "accuracy", "lr"):
+        scalars = [(scalar.step, scalar.value) for scalar in written.Scalars(name)]
+        told = [(e["step"], e[name]) for e in first.events if e["event"] == "report"]
+        assert scalars == [(step, pytest.approx(value)) for step, value in told]
 
 
 def test_measures_communication_and_utilisation(ranks: RankPool, tmp_path: Path) -> None:
@@ -170,9 +187,9 @@ def test_flops_are_counted_by_the_shapes() -> None:
 
 
 def test_a_loss_that_looks_at_values_is_not_counted() -> None:
-    def looks(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
-        loss = model(batch).sum()
-        return loss * float(loss.detach()), 1
+    def looks(model: nn.Module, batch: Tensor) -> Tensor:
+        loss: Tensor = model(batch).sum()
+        return loss * float(loss.detach())
 
     assert flops_of(nn.Linear(2, 2), looks, torch.ones(1, 2)) is None
 

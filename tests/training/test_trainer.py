@@ -1,24 +1,29 @@
 """The Trainer's numbers: the same training whatever the ranks, the wrapper and the microbatches."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
 
+from lab.training.order import Order, Position
+from lab.training.recompute import recompute_in_backward
+from lab.training.seeding import seed_all
 from tests.ranks import RankPool
-from tests.training.training_jobs import Job, Result, furthest, train
-
-WRAPPERS = [
-    ("ddp", "ours"),
-    ("ddp", "torch"),
-    ("ddp", "minimal"),
-    ("fsdp", "ours"),
-    ("fsdp", "torch"),
-    ("zero1", "ours"),
-    ("zero1", "torch"),
-    ("zero2", "ours"),
-]
+from tests.training.training_jobs import (
+    SAMPLES,
+    WRAPPERS,
+    Job,
+    Net,
+    Result,
+    dataset,
+    furthest,
+    train,
+)
 
 
 def equal(ours: Result, theirs: Result, tolerance: float = 1e-6) -> None:
@@ -95,6 +100,61 @@ def test_clipping_is_by_the_norm_of_the_whole_gradient(
     equal(ranks.run(2, train, tmp_path / "ranks", options, sgd)[0], alone)
 
 
+def padded() -> TensorDataset:
+    """The usual data set, of which most samples do not count: those of some microbatches none."""
+    inputs, targets = dataset().tensors
+    return TensorDataset(inputs, targets.where(torch.arange(SAMPLES) % 5 < 2, -100))
+
+
+def counted(batch: Any) -> Tensor:
+    counts: Tensor = (batch[1] != -100).sum()
+    return counts
+
+
+@pytest.mark.parametrize(("parallel", "impl"), [("none", "ours"), *WRAPPERS])
+@pytest.mark.parametrize("batch_size", [2, 4])
+def test_unequal_counts_weigh_as_in_one_process_with_one_batch(
+    ranks: RankPool, tmp_path: Path, parallel: str, impl: str, batch_size: int
+) -> None:
+    """With plain SGD, and clipped: Adam would not notice a factor. No mean of means."""
+    given = {"steps": 4, "lr": 0.5, "clip": 0.5}
+    job = Job(data=padded(), trainer={"optimizer": torch.optim.SGD, "count": counted})
+    whole = ranks.run(1, train, tmp_path / "1", {**given, "batch_size": 16}, job)[0]
+    size = 1 if parallel == "none" else 2
+    options = {**given, "parallel": parallel, "impl": impl}
+    options |= {"batch_size": batch_size, "global_batch": 16}
+    equal(ranks.run(size, train, tmp_path / "2", options, job)[0], whole)
+
+    # And that is the mean over what counts.
+    model, (inputs, targets) = (
+        seeded_net(),
+        (torch.stack(part) for part in zip(*first(16), strict=True)),
+    )
+    mean = cross_entropy(model(inputs), targets)
+    assert whole.losses[0] == pytest.approx(mean.item(), abs=1e-6)
+
+
+def seeded_net() -> Net:
+    seed_all(42)
+    return Net()
+
+
+def first(samples: int) -> list[Any]:
+    """Those of a training's first step."""
+    return [padded()[index] for index in Order(SAMPLES, samples, seed=42).step(Position())]
+
+
+def test_a_step_of_which_nothing_counts_changes_nothing(tmp_path: Path) -> None:
+    inputs, targets = dataset().tensors
+    job = Job(
+        data=TensorDataset(inputs, torch.full_like(targets, -100)), trainer={"count": counted}
+    )
+    result = train(tmp_path, {"steps": 2}, job)
+    assert result.error == ""
+    for name, value in seeded_net().named_parameters():
+        assert torch.equal(value, result.parameters[name])
+
+
 @pytest.mark.parametrize(("parallel", "impl"), WRAPPERS)
 def test_bfloat16_trains_alike_and_keeps_float32_weights(
     ranks: RankPool, tmp_path: Path, one_process: Any, parallel: str, impl: str
@@ -111,7 +171,8 @@ def test_bfloat16_trains_alike_and_keeps_float32_weights(
 def test_activation_checkpointing_changes_nothing_but_memory(
     ranks: RankPool, tmp_path: Path, parallel: str, impl: str
 ) -> None:
-    """With dropout, whose random numbers the second forward must draw again."""
+    """With dropout, whose random numbers the second forward must draw again, and with running
+    statistics, which it must not move."""
     size = 1 if parallel == "none" else 2
     given = {"parallel": parallel, "impl": impl, "accumulate": 2}
     kept, again = (
@@ -120,11 +181,26 @@ def test_activation_checkpointing_changes_nothing_but_memory(
             train,
             tmp_path / str(twice),
             {**given, "activation_checkpointing": twice},
-            Job({"dropout": 0.3}),
+            Job({"dropout": 0.3, "batchnorm": True, "block": True}),
         )
         for twice in (False, True)
     )
     equal(again[0], kept[0], tolerance=0)
+    assert kept[0].buffers.keys() >= {"0.1.running_mean", "0.1.num_batches_tracked"}
+    for name, value in kept[0].buffers.items():
+        assert torch.equal(value, again[0].buffers[name])
+
+
+def test_a_copy_of_a_recomputed_module_computes_with_its_own_weights() -> None:
+    net = Net()
+    recompute_in_backward(net)
+    twin = copy.deepcopy(net)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert not twin(torch.ones(1, 6)).any()
+    assert isinstance(twin, Net)
+    assert list(twin.state_dict()) == list(Net().state_dict())
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp", "zero2"])

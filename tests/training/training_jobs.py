@@ -23,21 +23,29 @@ from lab.training.trainer import Trainer
 from lab.training.world import join_world
 
 SAMPLES = 48
+WRAPPERS = [
+    ("ddp", "ours"),
+    ("ddp", "torch"),
+    ("ddp", "minimal"),
+    ("fsdp", "ours"),
+    ("fsdp", "torch"),
+    ("zero1", "ours"),
+    ("zero1", "torch"),
+    ("zero2", "ours"),
+]
+"""How the ranks may share the work, and whose."""
 
 
 class Net(nn.Sequential):
-    """Two layers, with dropout if wanted."""
+    """Two layers, with dropout if wanted; all but the last in a block if wanted."""
 
-    def __init__(self, dropout: float = 0.0, *, batchnorm: bool = False) -> None:
+    def __init__(
+        self, dropout: float = 0.0, *, batchnorm: bool = False, block: bool = False
+    ) -> None:
         normal: list[nn.Module] = [nn.BatchNorm1d(16)] if batchnorm else []
         # A bias before batch normalisation has no gradient but noise, of which Adam makes steps.
-        super().__init__(
-            nn.Linear(6, 16, bias=not batchnorm),
-            *normal,
-            nn.Tanh(),
-            nn.Dropout(dropout),
-            nn.Linear(16, 3),
-        )
+        first = [nn.Linear(6, 16, bias=not batchnorm), *normal, nn.Tanh(), nn.Dropout(dropout)]
+        super().__init__(*([nn.Sequential(*first)] if block else first), nn.Linear(16, 3))
 
 
 def dataset(samples: int = SAMPLES) -> TensorDataset:
@@ -62,6 +70,7 @@ class Result:
     error: str = ""
     parameters: dict[str, Tensor] = field(default_factory=dict)
     """Whole ones."""
+    buffers: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def losses(self) -> list[float]:
@@ -99,6 +108,8 @@ class Job:
     """Warn the last rank by SIGUSR2 after so many steps."""
     poison: dict[int, int] = field(default_factory=dict)
     """By step, from 1: the rank that gets a loss which is not a number."""
+    poison_gradient: bool = False
+    """Leave the loss as it is, and spoil its gradient."""
     poison_again: bool = False
     """Also after it has gone back."""
 
@@ -124,10 +135,10 @@ def train(folder: Path, options: dict[str, Any], job: Job | None = None) -> Resu
         before = len(events.read_text().splitlines()) if events.exists() else 0
         arguments = {"evaluate": correct, "scores": ("accuracy",), "held_out": dataset(10)}
 
-        def loss(model: nn.Module, batch: Any) -> tuple[Tensor, int]:
-            mean, count = classification_loss(model, batch)
+        def loss(model: nn.Module, batch: Any) -> Tensor:
+            summed = classification_loss(model, batch)
             if trainer is None:  # under construction
-                return mean, count
+                return summed
             if trainer.progress.step == job.cut:
                 raise CutOffError
             if trainer.progress.step == job.stop and world.rank == world.size - 1:
@@ -136,7 +147,9 @@ def train(folder: Path, options: dict[str, Any], job: Job | None = None) -> Resu
                 os.kill(os.getpid(), signal.SIGUSR2)
             wrong = job.poison.get(trainer.progress.step + 1) == world.rank
             wrong = wrong and (job.poison_again or trainer.rollbacks == 0)
-            return mean * float("nan") if wrong else mean, count
+            if wrong and job.poison_gradient:
+                return summed + (summed * 0).sqrt()  # which is 0, and steep
+            return summed * float("nan") if wrong else summed
 
         trainer: Trainer | None = None
         try:
@@ -149,6 +162,10 @@ def train(folder: Path, options: dict[str, Any], job: Job | None = None) -> Resu
             )
             trainer.train()
             result.parameters = whole_parameters(trainer.model)
+            result.buffers = {
+                name.removeprefix("module."): buffer.clone()
+                for name, buffer in trainer.model.named_buffers()
+            }
         except CutOffError:
             assert trainer is not None
             trainer.checkpoints.finish()  # a real end would end the thread that writes as well

@@ -78,7 +78,7 @@ def _trainer(bench: Bench, wrap: Wrap, group: Any) -> Step:
 
     def run() -> None:
         optimizer.zero_grad()
-        loss(model, batch)[0].backward()
+        (loss(model, batch) / batch[1].numel()).backward()
         optimizer.step()
 
     return run
