@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from lab.doctor.checks.links import bandwidth, latency
 from lab.doctor.conversation import GONE, Conversation, Message
 from lab.doctor.examined import Examined
+from lab.node.roll_call import WORK_WITHIN
 
 LOOK_WITHIN = 45.0
 """Seconds for a node to tell what it is, from when it is spoken to; it waits for name servers."""
@@ -25,7 +26,6 @@ AGAIN = 6
 """Links that are measured again."""
 ROLL_CALL_WAIT = 5.0
 """Seconds that those who come to the roll-call wait for the others."""
-ROLL_CALL_WITHIN = 4 * ROLL_CALL_WAIT
 
 Tell = Callable[[str], None]
 
@@ -163,7 +163,8 @@ class Examination:
                     "wait": ROLL_CALL_WAIT,
                 }
             )
-            self._wait("roll-call", able, ROLL_CALL_WITHIN)
+            limit = 2 * ROLL_CALL_WAIT + 2 * WORK_WITHIN[exam.backend]
+            self._wait("roll-call", able, limit)
         exam.is_called = True
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TextIO
 
+WORK_WITHIN = {"gloo": 5.0, "nccl": 60.0}
+"""Seconds for the group and its all-reduce: NCCL looks at all GPUs and links first."""
 PRESENT = "present"
 """The store's key under which the master says who is."""
 
@@ -48,7 +50,8 @@ def _take_part(orders: TextIO, answers: TextIO) -> None:
     try:
         say({"type": "torch", **_torch(), "seconds": round(time.monotonic() - began, 2)})
     except Exception as error:  # noqa: BLE001 - a broken installation raises anything
-        say({"type": "torch", "error": _words(error)})
+        missing = {"missing": True} if getattr(error, "name", None) == "torch" else {}
+        say({"type": "torch", "error": _words(error), **missing})
         return
     line = orders.readline()
     if not line:
@@ -109,13 +112,14 @@ def answer_roll(
         store.set(PRESENT, json.dumps(_wait_for(store, len(names), wait)))
     present: list[int] = json.loads(store.get(PRESENT))
     began = time.monotonic()
-    store.set_timeout(timedelta(seconds=wait))
+    limit = timedelta(seconds=WORK_WITHIN[backend])
+    store.set_timeout(limit)
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", store),
         rank=present.index(rank),
         world_size=len(present),
-        timeout=timedelta(seconds=wait),
+        timeout=limit,
     )
     device = "cuda:0" if backend == "nccl" else "cpu"
     values = torch.zeros(len(names), device=device)

@@ -215,6 +215,7 @@ class SshLab:
             host_config=api.create_host_config(
                 network_mode=self.lab_id,
                 init=True,
+                shm_size="256m",  # the engine's 64m are too few for workers of a DataLoader
                 cap_drop=["ALL"],
                 security_opt=["no-new-privileges"],
                 port_bindings={PORT: ("127.0.0.1", None)},  # this machine alone gets in

@@ -328,6 +328,18 @@ def test_a_torch_that_cannot_be_imported() -> None:
     expect(exam, "torch", "fail", "node3", "libcudart", "lab deploy", nodes=("node3",))
 
 
+def test_hosts_that_nothing_has_been_deployed_to_are_not_to_blame() -> None:
+    exam = healthy(on="ssh")
+    exam.roll_call = {}
+    for node in exam.names:
+        look(exam, node)["code"] = None
+        exam.torch[node] = {"error": "No module named 'torch'", "missing": True}
+    assert [(check.name, check.status) for check in bad(exam)] == [
+        ("torch", "warn"),
+        ("roll-call", "warn"),
+    ]
+
+
 def test_backends_that_differ_or_are_not_there() -> None:
     exam = healthy(backend="nccl")
     give_gpus(exam)

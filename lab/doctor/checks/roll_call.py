@@ -1,6 +1,7 @@
 """The last check: all nodes in one process group, and an all-reduce over them."""
 
 from lab.doctor.check import Check, listed
+from lab.doctor.checks.software import not_deployed
 from lab.doctor.examined import Examined
 
 
@@ -9,6 +10,9 @@ def roll_call(exam: Examined) -> list[Check]:
     if not exam.is_called:
         return []
     told = exam.roll_call
+    if not told and not_deployed(exam):
+        found = "not called, for want of torch"
+        return [Check("roll-call", "warn", found, exam.seen, "lab deploy, and lab doctor again")]
     if not told:
         found = (
             f"it could not be called: {exam.master.name}, the master, has no torch to call it with"

@@ -26,15 +26,25 @@ def python(exam: Examined) -> list[Check]:
 
 def torch(exam: Examined) -> list[Check]:
     """Whether torch can be imported everywhere, and is the same."""
+    errors = {name: answer["error"] for name, answer in exam.torch.items() if "error" in answer}
     checks = [
-        Check(
-            "torch", "fail", f"{name}: import torch: {answer['error']}", (name,), INSTALL[exam.on]
-        )
-        for name, answer in exam.torch.items()
-        if "error" in answer
+        Check("torch", "fail", f"{listed(nodes)}: import torch: {error}", nodes, INSTALL[exam.on])
+        for error, nodes in groups(errors).items()
     ]
+    if not_deployed(exam):
+        found = f"it is not on {listed(tuple(errors))} yet"
+        checks = [
+            Check("torch", "warn", found, tuple(errors), "lab run installs it, or lab deploy")
+        ]
     versions = {n: answer["version"] for n, answer in exam.torch.items() if "error" not in answer}
     return [*checks, *_same(exam, "torch", versions, versions)]
+
+
+def not_deployed(exam: Examined) -> bool:
+    """Whether hosts lack torch only because lab has not installed it yet."""
+    new = all(code is None for code in exam.values("code").values())
+    errors = [answer for answer in exam.torch.values() if "error" in answer]
+    return exam.on == "ssh" and new and bool(errors) and all("missing" in one for one in errors)
 
 
 def backend(exam: Examined) -> list[Check]:
