@@ -5,6 +5,7 @@ from .chance import Noise, Splits
 from .forwards import Forwards
 from .hooks import Hooks
 from .loaders import Loaders
+from .reports import Reports
 
 
 def install(hooks: Hooks) -> None:
@@ -13,3 +14,4 @@ def install(hooks: Hooks) -> None:
     Batches(hooks, forwards, Loaders(hooks))
     Noise(hooks, forwards)
     Splits(hooks)
+    Reports(hooks, forwards)

@@ -64,12 +64,15 @@ class Recorder:
             self._some.release()
 
     @staticmethod
-    def site(beyond: Callable[[FrameType], bool] | None = None) -> dict[str, Any]:
+    def site(
+        beyond: Callable[[FrameType], bool] | None = None, frame: FrameType | None = None
+    ) -> dict[str, Any]:
         """`file`, `line`, `function` of the script's own frame that led here; all None without.
 
-        The innermost of the user's frames; `beyond`: of those for which it is false.
+        The innermost of the user's frames; `beyond`: of those for which it is false; `frame`: to
+        begin with, of another thread.
         """
-        frame: FrameType | None = sys._getframe(1)
+        frame = frame or sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
             if _is_script(file) and not (beyond is not None and beyond(frame)):
