@@ -101,8 +101,8 @@ def run(
             if place not in case.where:
                 raise UsageError(f"{case.name} does not occur there; add{_place(case)}")
     workloads = WORKLOADS if run_all else ()
-    folder = Path("outputs", "zoo")
-    with progress_line() as progress, Zoo(folder, place, at_once) as zoo:
+    nodes = max(run.nodes for run in (*cases, *workloads))
+    with progress_line() as progress, Zoo(Path("outputs", "zoo"), place, nodes, at_once) as zoo:
         jobs = [partial(zoo.run_case, case, "fault") for case in cases]
         jobs += [partial(zoo.run_case, case, "healthy") for case in cases]
         jobs += [partial(zoo.run_workload, workload) for workload in workloads]

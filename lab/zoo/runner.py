@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from lab.channel import Progress
-from lab.errors import UsageError
+from lab.errors import LabError, UsageError
 from lab.runs.files import write_atomically
 from lab.zoo.case import Case, Place, Twin
 from lab.zoo.workloads import Workload
 
+LAB = (sys.executable, "-P", "-m", "lab")
 OPTIONS = ("--audit", "--on-stall", "stop", "--timeout", "120s", "--json")
 """Of each run: all that lab can see of what is wrong."""
 STALL = {"fault": 4, "healthy": 30}
 """Seconds without progress after which a run is looked into. A healthy one is given more: on a
 machine that is short of time its ranks may come to the start one after the other."""
+SHM = "shm-{}.yaml"
+"""The topology of containers with so little shared memory."""
 SCRIPT = "train.py"
 """What the copies are called: nothing of a script tells the judges what it is."""
 
@@ -54,22 +57,26 @@ def check_place(name: str) -> Place:
 class Zoo:
     """A folder of copies of the scripts, with its own nodes and its own `runs`."""
 
-    def __init__(self, folder: Path, on: Place, at_once: int = 2) -> None:
+    def __init__(self, folder: Path, on: Place, nodes: int, at_once: int = 2) -> None:
+        """`nodes`: how many the runs need at most."""
         self._folder = folder
         self._on = on
+        self._nodes = nodes
         self._at_once = at_once
         self._running: set[subprocess.Popen[str]] = set()
 
     def __enter__(self) -> "Zoo":
         self._folder.mkdir(parents=True, exist_ok=True)
+        if self._on == "docker":  # all of them: while runs are on some, others cannot be added
+            self._lab("up", "--on", "docker", "--nodes", str(self._nodes))
         return self
 
     def __exit__(self, *_: object) -> None:
         """Remove the nodes that the runs have left up."""
         if self._on == "docker":
-            for topology in ([], *(["-t", file.name] for file in self._folder.glob("shm-*.yaml"))):
-                command = [sys.executable, "-P", "-m", "lab", "down", "--on", self._on, *topology]
-                subprocess.run(command, cwd=self._folder, check=False, capture_output=True)
+            self._lab("down", "--on", "docker")
+            for file in self._folder.glob(SHM.format("*")):
+                self._lab("down", "-t", file.name)
 
     def run_case(self, case: Case, twin: Twin) -> Outcome:
         """Run one script to its end."""
@@ -111,15 +118,25 @@ class Zoo:
         where = self._where(case.nodes, case.slots)
         if case.shm is None or self._on != "docker":
             return where
-        file = f"shm-{case.shm}.yaml"
+        file = SHM.format(case.shm)
         text = f"name: shm-{case.shm}\non: docker\nnodes: {case.nodes}\ndocker: {{shm: {case.shm}}}"
         write_atomically(self._folder / file, text + "\n")
         return ["-t", file, *where]
 
+    def _lab(self, *words: str) -> None:
+        """A command of lab's in the folder of the zoo.
+
+        Raises:
+            LabError: it failed.
+        """
+        done = subprocess.run([*LAB, *words], cwd=self._folder, capture_output=True, text=True)
+        if done.returncode:
+            raise LabError(done.stderr.strip())
+
     def _run(self, words: Sequence[str]) -> Outcome:
-        command = ("lab", "run", *OPTIONS, *words)
+        command = ("run", *OPTIONS, *words)
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", *command],
+            [*LAB, *command],
             cwd=self._folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -139,7 +156,7 @@ class Zoo:
                 run = event["id"]
             elif event["type"] == "verdict":
                 verdict = event
-        return Outcome(command, run, verdict, said="" if verdict else err.strip())
+        return Outcome(("lab", *command), run, verdict, said="" if verdict else err.strip())
 
     def _interrupt(self) -> None:
         for process in list(self._running):

@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 class Captioner(nn.Module):
     def __init__(self):
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(24, 32), nn.ReLU())
+        self.encoder = nn.Sequential(nn.Linear(24, 32), nn.ReLU())  # <- fault
         self.decoder = nn.Linear(32, 10)
 
     def forward(self, images):

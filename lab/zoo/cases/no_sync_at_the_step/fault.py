@@ -20,7 +20,7 @@ def main():
         last = micro % ACCUMULATE == 0
         with contextlib.nullcontext() if last else model.no_sync():
             loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
-            (loss / ACCUMULATE).backward()
+            (loss / ACCUMULATE).backward()  # <- fault
         if (micro + 1) % ACCUMULATE == 0:
             optimizer.step()  # <- fault
             optimizer.zero_grad()

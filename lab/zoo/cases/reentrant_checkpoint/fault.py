@@ -28,7 +28,7 @@ torch.manual_seed(dist.get_rank())
 for step in range(3):
     loss = model(torch.randn(8, 32)).square().mean()
     optimizer.zero_grad()
-    loss.backward()  # <- fault
-    optimizer.step()
+    loss.backward()
+    optimizer.step()  # <- fault
     print(f"step {step}: {loss.item():.3f}")
 dist.destroy_process_group()

@@ -1,4 +1,5 @@
 import os
+import time
 
 import torch
 import torch.distributed as dist
@@ -8,9 +9,11 @@ import torch.multiprocessing as mp
 def train(local_rank, node, nproc):
     rank, world = node * nproc + local_rank, int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", rank=rank, world_size=world)
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    print(f"rank {rank}: {total.item():.0f} ranks")
+    for step in range(20):
+        loss = torch.rand(1)
+        dist.all_reduce(loss)
+        time.sleep(0.1)  # stands for a step
+    print(f"rank {rank}: {loss.item():.3f}")
     dist.destroy_process_group()
 
 

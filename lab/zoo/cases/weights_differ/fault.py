@@ -5,7 +5,7 @@ from torch import nn
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(rank)  # each rank draws its own data
-model = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 1))
+model = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 1))  # <- fault
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step in range(8):
     inputs = torch.randn(16, 12)
