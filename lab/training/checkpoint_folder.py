@@ -22,6 +22,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.errors import LabError
 from lab.training.checkpoint_manifest import (
     BadCheckpointError,
     Manifest,
@@ -146,15 +147,24 @@ def set_aside(folder: Path) -> Path | None:
 
     Returns:
         The new folder; None where there was nothing to move.
+
+    Raises:
+        LabError: they cannot be moved.
     """
     folder = folder.resolve()
     found = [path for path in folder.iterdir() if CHECKPOINT.fullmatch(path.name)]
     if not found:
         return None
     beside = _free(folder)
-    beside.mkdir()
-    for path in found:
-        path.rename(beside / path.name)
+    try:
+        beside.mkdir()
+        for path in found:
+            path.rename(beside / path.name)
+    except OSError as error:
+        raise LabError(
+            f"the checkpoints of an earlier training in {folder} cannot be moved to {beside}: "
+            f"{error.strerror}; choose another folder"
+        ) from error
     return beside
 
 

@@ -92,8 +92,7 @@ class Checkpoints:
             The new folder; None where there was nothing.
 
         Raises:
-            LabError: see `claim`.
-            OSError: they cannot be moved.
+            LabError: they cannot be moved, or see `claim`.
         """
         self.claim()
         return self.ranks().of_first(lambda: folders.set_aside(self.folder))

@@ -83,8 +83,9 @@ class Options:
     """Write checkpoints while training goes on."""
     checkpoints: Path | None = None
     """Their folder; default `checkpoints/NAME` in the run's directory, or here."""
-    resume: bool = False
-    """Go on from the newest checkpoint in that folder, if there is one."""
+    resume: bool | Literal["auto"] = False
+    """Go on from the newest checkpoint in that folder. In the default folder of a run that has none
+    it is that of the latest other run beside it. "auto": where there is none at all, begin."""
     on_nan: Literal["stop", "rollback"] = "stop"
     """When loss, gradient or weights are not finite: stop, or go back to the last checkpoint and
     leave out the data of that step."""
@@ -167,7 +168,14 @@ def training_arguments(program: str, description: str, defaults: Options) -> Arg
     output("--keep", "how many checkpoints stay", type=positive_int)
     output("--asynchronous", "save while training goes on", action="store_true")
     output("--checkpoints", "their folder", type=Path)
-    output("--resume", "go on from the newest checkpoint, if any", action="store_true")
+    output(
+        "--resume",
+        "go on from the newest checkpoint; auto: if there is any",
+        nargs="?",
+        const=True,
+        choices=("auto",),
+        metavar="auto",
+    )
     output("--measure", "share of communication, utilisation", action="store_true")
     output("--profile", "folder for traces of a few steps", type=Path)
     output("--events", "file for JSON lines", type=Path)

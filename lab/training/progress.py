@@ -1,20 +1,14 @@
 """How far a training is, as its checkpoints have it, and where it begins."""
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lab.errors import LabError, UsageError
-from lab.training.checkpoint_folder import CHECKPOINT
-from lab.training.options import Options
+from lab.errors import UsageError
 from lab.training.order import Position
-from lab.training.preemption import has_begun_again
-from lab.training.world import World
 
 
 @dataclass(frozen=True)
@@ -146,36 +140,3 @@ class Fault(NamedTuple):
             if math.isfinite(step)
         ]
         return min(faults, default=None)
-
-
-def should_resume(options: Options, world: World) -> bool:
-    """Whether to go on from a checkpoint: asked for, or the launcher starts again after a failure.
-
-    A collective, since elastic launchers count restarts on each node by itself.
-    """
-    return any(row[0] for row in world.gather(float(options.resume or has_begun_again())))
-
-
-def set_aside(folder: Path) -> None:
-    """Move another training's checkpoints away, so that none is lost or mixed up; nothing else.
-
-    Raises:
-        LabError: they cannot be moved.
-    """
-    folder = folder.resolve()
-    found = [path for path in folder.glob("step-*") if CHECKPOINT.fullmatch(path.name)]
-    if not found:
-        return
-    number = 1
-    while (free := folder.with_name(f"{folder.name}.{number}")).exists():
-        number += 1
-    try:
-        free.mkdir()
-        for path in found:
-            path.rename(free / path.name)
-    except OSError as error:
-        raise LabError(
-            f"the checkpoints of an earlier training in {folder} cannot be moved to {free}: "
-            f"{error.strerror}; name another folder with --checkpoints"
-        ) from error
-    print(f"the checkpoints of an earlier training are in {free} now", file=sys.stderr, flush=True)

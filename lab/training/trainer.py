@@ -24,8 +24,9 @@ from lab.training.measuring import Measuring
 from lab.training.options import Options, microbatches
 from lab.training.order import Order, RankOrder, Samples, load, load_once
 from lab.training.preemption import Stop
-from lab.training.progress import Fault, Step, Sums, TrainingProgress, set_aside, should_resume
+from lab.training.progress import Fault, Step, Sums, TrainingProgress
 from lab.training.reporting import Reporter, describe
+from lab.training.resume import source
 from lab.training.schedule import schedule_factor
 from lab.training.seeding import derived, seed_all
 from lab.training.world import World
@@ -118,45 +119,44 @@ class Trainer:
         """Train to the end; from the newest checkpoint on, if there is one and it is wanted.
 
         Raises:
+            UsageError: there is no checkpoint to go on from, and one was asked for.
             LabError: something is not finite, or a checkpoint cannot be written.
         """
         options, progress, reporter = self.options, self.progress, self.reporter
-        if should_resume(options, self.world):
-            self.restore()
-        elif options.save_every:
-            self.world.on_main(lambda: set_aside(self.checkpoints.folder))
-        self.steps = self.count_steps()
-
-        trace = self.measuring.trace(self.steps - progress.step)
-        with self.stop, self.checkpoints, reporter, trace:
-            how = options, self.world, self.wrapped.kind, self.accumulate
-            reporter.start(describe(self.what, self.held_out, *how), progress.step, self.steps)
-            batches = self.batches()
-            self.started = time.perf_counter()
-            while progress.step < self.steps and not self.stop.agreed:
-                self.window.append(Step(self.train_step(batches), progress.position))
-                progress.step += 1
-                progress.position = self.order.after(progress.position)
-                self.measuring.step()
-                reporter.step(progress.step)
-
-                last = progress.step == self.steps
-                report = last or self.is_due(options.report_every)
-                save = options.save_every > 0 and (last or self.is_due(options.save_every))
-                if not (report or save or len(self.window) >= self.stop.look_after):
-                    continue
-                if (fault := self.exchange()) is not None:
-                    batches, save = self.go_back(fault), False
-                    report = last = progress.step == self.steps
-                if report:
-                    self.report(last=last)
-                if save or (self.stop.agreed and options.save_every):
-                    self.save()
+        with self.stop, self.checkpoints, reporter:
+            self.source = source(self.checkpoints, options, self.world)
+            if self.source is not None:
+                self.restore()
+            self.steps = self.count_steps()
+            with self.measuring.trace(self.steps - progress.step):
+                how = options, self.world, self.wrapped.kind, self.accumulate
+                reporter.start(describe(self.what, self.held_out, *how), progress.step, self.steps)
+                batches = self.batches()
                 self.started = time.perf_counter()
-            self.checkpoints.finish()
-            if progress.step < self.steps and self.world.is_main:
-                self.stop.begin_again()
-            reporter.end(progress.step, self.total, self.measuring.results(self.total))
+                while progress.step < self.steps and not self.stop.agreed:
+                    self.window.append(Step(self.train_step(batches), progress.position))
+                    progress.step += 1
+                    progress.position = self.order.after(progress.position)
+                    self.measuring.step()
+                    reporter.step(progress.step)
+
+                    last = progress.step == self.steps
+                    report = last or self.is_due(options.report_every)
+                    save = options.save_every > 0 and (last or self.is_due(options.save_every))
+                    if not (report or save or len(self.window) >= self.stop.look_after):
+                        continue
+                    if (fault := self.exchange()) is not None:
+                        batches, save = self.go_back(fault), False
+                        report = last = progress.step == self.steps
+                    if report:
+                        self.report(last=last)
+                    if save or (self.stop.agreed and options.save_every):
+                        self.save()
+                    self.started = time.perf_counter()
+                self.checkpoints.finish()
+                if progress.step < self.steps and self.world.is_main:
+                    self.stop.begin_again()
+                reporter.end(progress.step, self.total, self.measuring.results(self.total))
 
     def train_step(self, batches: Iterator[Any]) -> Tensor:
         """Forward and backward of each microbatch, then the optimiser. Gives `Step.values`."""
@@ -263,11 +263,13 @@ class Trainer:
 
     def restore(self) -> bool:
         """Go on from the newest checkpoint; False if there is none. A collective."""
-        saved = self.checkpoints.load(self.model, self.optimizer)
-        if saved is not None:
-            self.progress.go_on_from(saved)
-            self.order.left_out = self.progress.left_out
-        return saved is not None
+        for checkpoints in filter(None, (self.checkpoints, self.source)):  # this run's come first
+            if (saved := checkpoints.load(self.model, self.optimizer)) is not None:
+                self.progress.go_on_from(saved)
+                self.order.left_out = self.progress.left_out
+                self.reporter.say(f"goes on from {checkpoints.loaded}, step {self.progress.step}")
+                return True
+        return False
 
     def go_back(self, fault: Fault) -> Iterator[Any]:
         """Something was not finite: end, or go on from a checkpoint without the data of that step.

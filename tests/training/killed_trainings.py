@@ -108,7 +108,7 @@ def main(folder: Path, kills: int) -> None:
             where, killer = f"step {1 + at // SAMPLES_A_STEP}", partial(Deadly, at)
         statuses = run(place, given, killer, victim)
         assert statuses[victim] == signal.SIGKILL, statuses
-        assert run(place, {**given, "resume": True}, lambda: None, 2) == [0, 0]
+        assert run(place, {**given, "resume": "auto"}, lambda: None, 2) == [0, 0]
         losses, parameters = torch.load(place / "result.pt")
         expected_losses, expected = straight[kind]
         other = sum(a != b for a, b in zip(losses[::-1], expected_losses[::-1], strict=False))

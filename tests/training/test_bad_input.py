@@ -14,7 +14,6 @@ from torch.utils.data import Dataset
 from lab.errors import UsageError
 from lab.training.mlp import main
 from lab.training.options import Options, microbatches
-from lab.training.progress import set_aside
 from tests.ranks import RankPool
 from tests.training.training_jobs import WRAPPERS, Job, dataset, train
 
@@ -306,14 +305,3 @@ def test_where_no_trace_can_be_written_it_is_said_before_training(tmp_path: Path
 def test_there_is_no_going_back_without_checkpoints(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--on-nan rollback needs checkpoints"):
         Options(on_nan="rollback", save_every=0)
-
-
-def test_only_checkpoints_are_set_aside(tmp_path: Path) -> None:
-    folder = tmp_path / "project"
-    (folder / "step-00000003").mkdir(parents=True)
-    (folder / "step-by-step.md").touch()
-    set_aside(folder)
-    set_aside(folder)
-    assert [path.name for path in folder.iterdir()] == ["step-by-step.md"]
-    assert [path.name for path in (tmp_path / "project.1").iterdir()] == ["step-00000003"]
-    assert not (tmp_path / "project.2").exists()

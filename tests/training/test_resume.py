@@ -125,8 +125,111 @@ def test_a_launcher_that_starts_again_has_it_go_on(
     assert len(train(tmp_path, given).losses) == STEPS - 8
 
 
-def test_resume_without_a_checkpoint_begins_at_the_beginning(tmp_path: Path) -> None:
-    assert len(train(tmp_path, options(batch_size=8, resume=True)).losses) == STEPS
+def test_it_says_from_where_it_goes_on(ranks: RankPool, tmp_path: Path) -> None:
+    given = options(parallel="ddp", steps=6)
+    ranks.run(2, train, tmp_path, given, Job(cut=5))
+    first, second = ranks.run(2, train, tmp_path, {**given, "resume": True})
+    assert first.said == [f"goes on from {tmp_path}/checkpoints/step-00000004, step 4"]
+    assert second.said == []
+
+
+def test_to_resume_from_nothing_is_refused_on_every_rank(ranks: RankPool, tmp_path: Path) -> None:
+    for result in ranks.run(2, train, tmp_path, options(parallel="ddp", resume=True)):
+        assert result.error.startswith("UsageError: --resume: there is no checkpoint in ")
+        assert f"{tmp_path}/checkpoints. Name their folder by --checkpoints" in result.error
+        assert "--resume auto begins" in result.error
+        assert result.printed == []
+
+
+def test_to_resume_where_there_is_something(tmp_path: Path) -> None:
+    result = train(tmp_path, options(batch_size=8, resume="auto"))
+    assert len(result.losses) == STEPS
+    assert result.said == [
+        f"there is no checkpoint in {tmp_path}/checkpoints: begins at the beginning"
+    ]
+
+
+def test_a_launcher_that_starts_again_before_the_first_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    result = train(tmp_path, options(batch_size=8))
+    assert len(result.losses) == STEPS
+    assert "begins at the beginning" in result.said[0]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """As under lab run: the default folder of checkpoints is in the run's own directory."""
+    monkeypatch.setenv("LAB_RUN_DIR", str(tmp_path / "runs/third"))
+    return tmp_path / "runs"
+
+
+def test_in_a_run_it_goes_on_from_the_last_other_run_that_saved(runs: Path, tmp_path: Path) -> None:
+    given = options(batch_size=8)
+    train(tmp_path, {**given, "checkpoints": runs / "second/checkpoints/training"}, Job(cut=9))
+    train(tmp_path, {**given, "checkpoints": runs / "first/checkpoints/training"}, Job(cut=5))
+    train(tmp_path, {**given, "checkpoints": runs / "fourth/checkpoints/other"}, Job(cut=13))
+    own = {**given, "checkpoints": None, "resume": True}
+    result = train(tmp_path, own, Job(cut=6))
+    assert result.said == [f"goes on from {runs}/first/checkpoints/training/step-00000004, step 4"]
+    assert not list((runs / "third/checkpoints/training").glob("step-*"))
+
+
+def test_what_the_run_itself_saved_comes_first(runs: Path, tmp_path: Path) -> None:
+    given = options(batch_size=8)
+    own = {**given, "checkpoints": None, "resume": True}
+    train(tmp_path, {**given, "checkpoints": runs / "first/checkpoints/training"}, Job(cut=5))
+    train(tmp_path, own, Job(cut=9))
+    result = train(tmp_path, own)
+    assert result.said == [f"goes on from {runs}/third/checkpoints/training/step-00000008, step 8"]
+    assert (runs / "first/checkpoints/training/step-00000004").exists()
+
+
+def test_where_no_run_has_saved_that_is_said(runs: Path, tmp_path: Path) -> None:
+    result = train(tmp_path, options(batch_size=8, checkpoints=None, resume=True))
+    assert (
+        f"no checkpoint in {runs}/third/checkpoints/training, nor in checkpoints/training of an "
+        "earlier run"
+    ) in result.error
+
+
+def test_a_rollback_before_the_first_save_goes_to_where_it_came_from(
+    runs: Path, tmp_path: Path
+) -> None:
+    given = options(batch_size=8, on_nan="rollback")
+    train(tmp_path, {**given, "checkpoints": runs / "first/checkpoints/training"}, Job(cut=5))
+    own = {**given, "checkpoints": None, "resume": True}
+    result = train(tmp_path, own, Job(poison={6: 0}))
+    assert result.error == ""
+    again = [line for line in result.said if line.startswith("goes on from ")]
+    assert again == [f"goes on from {runs}/first/checkpoints/training/step-00000004, step 4"] * 2
+
+
+def test_two_trainings_in_one_folder_are_refused_before_training(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    with Checkpoints(tmp_path / "checkpoints") as other:
+        other.claim()
+        for result in ranks.run(2, train, tmp_path, options(parallel="ddp")):
+            assert f"another training saves in {tmp_path}/checkpoints: process " in result.error
+            assert result.printed == []
+        assert train(tmp_path, options(save_every=0, batch_size=8)).error == "", "it saves nothing"
+
+
+def test_a_folder_that_cannot_be_written_is_known_before_training(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoints").touch()
+    for result in ranks.run(2, train, tmp_path, options(parallel="ddp")):
+        assert f"cannot write checkpoints in {tmp_path}/checkpoints: Not a dir" in result.error
+        assert result.printed == []
+
+
+def test_the_folder_is_free_after_a_training_that_failed(tmp_path: Path) -> None:
+    failed = train(tmp_path, options(batch_size=8), Job(poison={2: 0}))
+    assert "not finite" in failed.error
+    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 def test_a_finished_training_has_nothing_left_to_do(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""Where a training begins: at a checkpoint that is asked for, or at the beginning."""
+
+import os
+import sys
+from pathlib import Path
+
+from lab.errors import UsageError
+from lab.training.checkpoint_folder import find_all
+from lab.training.checkpoints import Checkpoints
+from lab.training.options import Options
+from lab.training.preemption import has_begun_again
+from lab.training.world import World
+
+PATIENCE = 120.0
+"""Seconds which the lock of a job may outlast it, if its host has died: NFS has it for 90."""
+
+
+def source(checkpoints: Checkpoints, options: Options, world: World) -> Checkpoints | None:
+    """Those to go on from; None: begin at the beginning. A collective.
+
+    A training that begins moves an earlier one's out of its way. From now on none but this training
+    saves in the folder, if it saves at all.
+
+    Args:
+        checkpoints: of this training.
+        options: resume and so on.
+        world: the ranks.
+
+    Raises:
+        UsageError: to resume was asked for, and there is nothing.
+        LabError: another training saves there, or a rank cannot write there.
+    """
+    # Elastic launchers count restarts on each node by itself.
+    again = any(row[0] for row in world.gather(float(has_begun_again())))
+    if options.save_every:
+        checkpoints.claim(patience=PATIENCE if again else 0.0)
+    if not (options.resume or again):
+        if options.save_every and (moved := checkpoints.set_aside()) is not None:
+            _say(world, f"the checkpoints of an earlier training are in {moved} now")
+        return None
+    for_all = checkpoints.ranks().of_first
+    if for_all(lambda: bool(find_all(checkpoints.folder))):
+        return checkpoints
+    searched = f"{checkpoints.folder}"
+    if options.resume and options.checkpoints is None and (run := os.environ.get("LAB_RUN_DIR")):
+        inside = checkpoints.folder.relative_to(run)
+        earlier = for_all(lambda: _last_run_with(inside, Path(run)))
+        if earlier is not None:
+            return Checkpoints(Path(run).parent / earlier / inside)
+        searched += f", nor in {inside} of an earlier run"
+    if options.resume is True:
+        raise UsageError(
+            f"--resume: there is no checkpoint in {searched}. Name their folder by --checkpoints, "
+            "or leave --resume out; --resume auto begins at the beginning then"
+        )
+    _say(world, f"there is no checkpoint in {searched}: begins at the beginning")
+    return None
+
+
+def _last_run_with(inside: Path, run: Path) -> str | None:
+    """The name of the other run beside this that has saved last."""
+    last = [
+        (found[0].saved, other.name)
+        for other in run.parent.iterdir()
+        if other.name != run.name and (found := find_all(other / inside))
+    ]
+    return max(last)[1] if last else None
+
+
+def _say(world: World, line: str) -> None:
+    if world.is_main:
+        print(line, file=sys.stderr, flush=True)
