@@ -65,7 +65,7 @@ class Agent:
         self._finished = False
         self._port: Reservation | None = None
         self._selector = selectors.DefaultSelector()
-        self._pipes = Pipes(self._selector, self._report)
+        self._pipes = Pipes(self._selector, self._report, job.cwd)
         self._probing = Probing(self._selector, self._report, job.cwd)
         self._torchrun: Torchrun | None = None  # starts the ranks, if not we
         if job.engine == "torchrun":

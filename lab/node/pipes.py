@@ -2,9 +2,11 @@
 
 import os
 import selectors
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from lab.node import crash
 from lab.node.protocol import FROM_RANKS, decode
 
 CHUNK = 1 << 16
@@ -25,15 +27,23 @@ class Pipe:
     fd: int
     partial: bytes = b""
     """Of events: a line that has not ended yet."""
+    crash: list[bytes] | None = None
+    """Of events: what faulthandler has written, line by line."""
 
 
 class Pipes:
     """The reading ends of all ranks' pipes."""
 
-    def __init__(self, selector: selectors.BaseSelector, report: Callable[..., None]) -> None:
-        """`report` is told what comes: type and fields of messages of `lab.node.protocol`."""
+    def __init__(
+        self, selector: selectors.BaseSelector, report: Callable[..., None], start_folder: str
+    ) -> None:
+        """`report` is told what comes: type and fields of messages of `lab.node.protocol`.
+
+        Files below `start_folder` are told of without it.
+        """
         self._selector = selector
         self._report = report
+        self._start_folder = start_folder
         self._pipes: dict[int, Pipe] = {}  # by descriptor, until they end
         self._paused = False
 
@@ -82,6 +92,8 @@ class Pipes:
                 self._selector.unregister(pipe.fd)
             os.close(pipe.fd)
             del self._pipes[pipe.fd]
+            if pipe.crash is not None:
+                self._on_crash(pipe.rank, pipe.crash)
             return False
         if pipe.name == "events":
             *lines, pipe.partial = (pipe.partial + data).split(b"\n")
@@ -89,11 +101,21 @@ class Pipes:
                 lines.append(pipe.partial)  # no event, so this is said of what there is of it
                 pipe.partial = b""
             for line in lines:
-                self._on_event(pipe.rank, line)
+                if pipe.crash is None and line.startswith(crash.BEGIN):
+                    pipe.crash = []
+                if pipe.crash is None:
+                    self._on_event(pipe.rank, line)
+                else:
+                    pipe.crash.append(line)
         else:
             text = data.decode("utf-8", "surrogateescape")
             self._report("log", rank=pipe.rank, stream=pipe.name, data=text)
         return True
+
+    def _on_crash(self, rank: int, lines: list[bytes]) -> None:
+        text = b"\n".join(lines).decode(errors="replace")
+        threads = crash.stacks(text, self._start_folder)
+        self._report("state", rank=rank, probe={"time": time.time(), "threads": threads})
 
     def _on_event(self, rank: int, line: bytes) -> None:
         """Hand on what a rank's bootstrap says; the script may have got hold of its descriptor."""

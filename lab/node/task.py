@@ -104,7 +104,7 @@ class Task:
         self._logs = {name: path.open("ab", buffering=0) for name, path in files.items()}
         self._events = (folder / f"rank{self._rank}.{EVENTS}").open("ab", buffering=0)
         self._selector = selectors.DefaultSelector()
-        self._pipes = Pipes(self._selector, self._report)
+        self._pipes = Pipes(self._selector, self._report, str(Path.cwd()))
         self._probing = Probing(self._selector, self._report, str(Path.cwd()))
         self._asked = question(self._run)
         self._look_at = 0.0  # for another question

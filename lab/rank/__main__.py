@@ -220,6 +220,7 @@ def main() -> None:
     """Run what the command line names; end as Python would end."""
     events = Events.from_environment()
     if events is not None:
+        events.take_crashes()
         with contextlib.suppress(OSError):  # it cannot listen: stacks come from outside then
             Probe(START_FOLDER)
     audit = _start_audit(events)

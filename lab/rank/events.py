@@ -2,6 +2,7 @@
 
 import _thread
 import contextlib
+import faulthandler
 import json
 import os
 
@@ -21,6 +22,14 @@ class Events:
             return None
         os.set_inheritable(int(fd), False)
         return cls(int(fd))
+
+    def take_crashes(self) -> None:
+        """Have a fatal signal tell where all threads are, before it ends the process.
+
+        Where the script, or its environment, wants that on stderr, it is theirs.
+        """
+        if not faulthandler.is_enabled():
+            faulthandler.enable(self._fd, all_threads=True)
 
     def send(self, **message: object) -> None:
         """Write one message; quiet when the agent has gone (stderr still has what it says)."""

@@ -33,7 +33,9 @@ class Agent:
             failed=lambda message: self.reported.append({"error": message}),
             gone=self.on_gone,
         )
-        self.workers = Workers(self.selector, Pipes(self.selector, lambda *_, **__: None), owner)
+        self.workers = Workers(
+            self.selector, Pipes(self.selector, lambda *_, **__: None, ""), owner
+        )
         self.name = self.workers.listen(8)
 
     def started(self, rank: int, pid: int, _place: Place) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from lab.diagnose.finding import Finding
 from lab.diagnose.why.evidence import Evidence, Node
+from lab.diagnose.why.telling import at
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import who
 from lab.diagnose.words import ranks_in_words
@@ -20,16 +21,13 @@ def _paused(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
         return None
     rank = evidence.ranks[stopped[0]]
     site = next((frame for frame in rank.frames if frame.user), None)
-    return Finding(
+    finding = Finding(
         "paused",
         "error",
         f"{who(stopped, evidence)} {_is(stopped)} paused: a signal (SIGSTOP, or Ctrl-Z) or a "
         "debugger has stopped the process",
         ranks=stopped,
         nodes=evidence.nodes_of(stopped),
-        file=site.file if site else None,
-        line=site.line if site else None,
-        function=site.function if site else None,
         innocent=innocents(waits, stopped),
         evidence=tuple(
             f"the process of rank {number} is in state {evidence.ranks[number].process_state}"
@@ -37,6 +35,7 @@ def _paused(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
         ),
         cure="let it go on (kill -CONT), or end the run",
     )
+    return at(finding, site)
 
 
 def _silent(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:

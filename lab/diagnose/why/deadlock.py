@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from lab.diagnose.finding import Finding
 from lab.diagnose.why.evidence import Evidence
+from lab.diagnose.why.telling import at
 from lab.diagnose.why.waits import Wait, circle, innocents
 from lab.diagnose.why.wording import group_in_words, site_in_words
 from lab.diagnose.words import ranks_in_words
@@ -25,21 +26,18 @@ def judge_deadlock(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | N
         for rank, after in zip(order, (*order[1:], order[0]), strict=True)
     ]
     ranks = tuple(sorted(order))
-    site = waits[order[0]].site
     chain = " -> ".join(str(rank) for rank in (*order, order[0]))
-    return Finding(
+    finding = Finding(
         "deadlock",
         "error",
         f"{ranks_in_words(ranks)} wait for each other in a circle ({chain}): {'; '.join(steps)}",
         ranks=ranks,
         nodes=evidence.nodes_of(ranks),
-        file=site.file if site else None,
-        line=site.line if site else None,
-        function=site.function if site else None,
         innocent=innocents(waits, ranks),
         evidence=_counters(evidence, waits, order),
         cure=CURES[any(waits[rank].call is not None for rank in order)],
     )
+    return at(finding, waits[order[0]].site)
 
 
 def _counters(

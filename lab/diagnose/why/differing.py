@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from lab.diagnose.finding import Finding, Innocent
+from lab.diagnose.finding import Finding, Innocent, WhyKind
 from lab.diagnose.why.activity import activity_of
 from lab.diagnose.why.evidence import Evidence
 from lab.diagnose.why.sequences import Divergence, first_divergence
-from lab.diagnose.why.telling import seen
+from lab.diagnose.why.telling import at, seen
 from lab.diagnose.why.unused import UNUSED_CURE, unused_by
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import (
@@ -20,9 +20,10 @@ from lab.diagnose.words import ranks_in_words
 
 DDP_CURE = (
     "run forward and backward on every rank in every step: a rank without a useful batch adds "
-    "nothing (its loss times 0), or all ranks skip the step together"
+    "nothing (its loss times 0), or all ranks skip the step together; a parameter that gets no "
+    "gradient has the same effect"
 )
-CURES = {
+CURES: Mapping[WhyKind, str] = {
     "skipped-collective": "let every rank make this call, also one that has nothing to add",
     "extra-collective": "make this call on all ranks of the group, or on none: "
     "move it out of the condition that only some ranks meet",
@@ -39,26 +40,24 @@ def judge_differing(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | 
     if not found.certain:
         return _nobody_in_particular(evidence, found, waits)
     unused = _unused(evidence, found)
-    place = found.called.site
-    return Finding(
+    finding = Finding(
         "unused-parameter" if unused else found.kind,
         "error",
         _summary(evidence, found) + (f"; no gradient: {', '.join(unused)}" if unused else ""),
         ranks=found.ranks,
         nodes=evidence.nodes_of(found.ranks),
-        file=place.file if place else None,
-        line=place.line if place else None,
-        function=place.function if place else None,
         innocent=_others(found, waits),
         evidence=_seen(evidence, found),
-        cure=UNUSED_CURE if unused else _cure(found),
+        cure=UNUSED_CURE if unused else cure_of(found.kind, found.expected.via),
     )
+    return at(finding, found.called.site)
 
 
-def _cure(found: Divergence) -> str:
-    if found.kind == "skipped-collective" and found.expected.via in ("backward", "forward"):
+def cure_of(kind: WhyKind, via: str | None) -> str:
+    """What to change, where calls differ. `via`: through what the others made the call."""
+    if kind == "skipped-collective" and via in ("backward", "forward"):
         return DDP_CURE
-    return CURES[found.kind]
+    return CURES[kind]
 
 
 def _summary(evidence: Evidence, found: Divergence) -> str:
@@ -95,15 +94,12 @@ def _nobody_in_particular(
     ranks = tuple(sorted({*found.others, *found.ranks}))
     place = found.called.site if found.called.site == found.expected.site else None
     number = f"collective #{found.seq} of {group_in_words(found.group, evidence)}"
-    return Finding(
+    finding = Finding(
         "mismatched-collective",
         "error",
         f"as {number}, {' and '.join(told)}",
         ranks=ranks,
         nodes=evidence.nodes_of(ranks),
-        file=place.file if place else None,
-        line=place.line if place else None,
-        function=place.function if place else None,
         innocent=innocents(waits, ranks),
         evidence=(
             *_seen(evidence, found),
@@ -111,6 +107,7 @@ def _nobody_in_particular(
         ),
         cure=CURES["mismatched-collective"],
     )
+    return at(finding, place)
 
 
 def _seen(evidence: Evidence, found: Divergence) -> tuple[str, ...]:

@@ -1,22 +1,17 @@
 """The verdict on a rank that has failed by itself; what follows from it are others' failures."""
 
-import re
 from collections.abc import Mapping
 
 from lab.diagnose.finding import Finding
-from lab.diagnose.why.activity import activity_of
-from lab.diagnose.why.differing import CURES
-from lab.diagnose.why.evidence import Collective, Evidence, Json
+from lab.diagnose.why.evidence import Evidence, Json
 from lab.diagnose.why.unused import UNUSED_CURE
 from lab.diagnose.why.waits import Wait, innocents
-from lab.diagnose.why.wording import call_in_words, called_at, site_in_words, who
+from lab.diagnose.why.wording import who
 from lab.diagnose.words import place_in_words, ranks_in_words, signal_in_words
 from lab.node.victims import consequence
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 """What torch's DDP says in the forward after a backward that left parameters out."""
-SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
-"""What gloo says when more bytes come than the tensor of this rank has, before it aborts."""
 ABORTED = 134
 """How a rank ends that gloo ends (SIGABRT): perhaps because of what another rank has sent."""
 
@@ -33,48 +28,6 @@ def judge_failed(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | Non
     if failure.get("exit_code") == ABORTED:
         return None
     return _failed(evidence, failure, waits, ())
-
-
-def judge_aborted(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
-    """Gloo's abort of a rank whose tensor is too small for what the others send."""
-    failure = evidence.failure
-    found = None if failure is None else _sizes(failure)
-    if failure is None or found is None:
-        return None
-    rank = evidence.ranks[failure["rank"]]
-    last = {n: one.collectives[-1] for n, one in evidence.ranks.items() if one.collectives}
-    others = {n: call for n, call in last.items() if n != rank.number}
-    alone = len(others) > 1 and len({_tensors(call) for call in others.values()}) == 1
-    ranks = (rank.number,) if alone or not others else tuple(sorted([rank.number, *others]))
-    call = next(iter(others.values()), None)
-    activity = activity_of(rank)
-    site = activity.site or (call.site if call else None)
-    there = f" in {activity.function}" if activity.function else ""
-    theirs = (
-        f"; {ranks_in_words(tuple(others))} called {call_in_words(call, evidence)}{called_at(call)}"
-        if call
-        else ""
-    )
-    return Finding(
-        "mismatched-collective",
-        "error",
-        f"{who((rank.number,), evidence)}{there}{site_in_words(activity.site)} was sent "
-        f"{found[1]} bytes where its own tensor has room for {found[2]}, and gloo ended it{theirs}",
-        ranks=ranks,
-        nodes=evidence.nodes_of(ranks),
-        file=site.file if site else None,
-        line=site.line if site else None,
-        function=site.function if site else None,
-        innocent=innocents(waits, ranks),
-        evidence=(
-            f"gloo on rank {rank.number}: {found[0]}",
-            *(
-                f"the last collective of rank {n}: {call_in_words(c, evidence)}"
-                for n, c in last.items()
-            ),
-        ),
-        cure=CURES["mismatched-collective"],
-    )
 
 
 def judge_rest(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
@@ -150,13 +103,3 @@ def _unused(evidence: Evidence, failure: Json, waits: Mapping[int, Wait]) -> Fin
         evidence=(f"rank {failure['rank']} {_what(failure)}",),
         cure=UNUSED_CURE,
     )
-
-
-def _sizes(failure: Json) -> re.Match[str] | None:
-    return SIZES.search(
-        "\n".join([failure.get("message") or "", *(failure.get("last_lines") or ())])
-    )
-
-
-def _tensors(call: Collective) -> tuple[object, ...]:
-    return call.group, call.seq, call.op, call.shapes, call.dtypes

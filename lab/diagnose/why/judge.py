@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lab.diagnose.finding import Finding
+from lab.diagnose.why.aborted import judge_aborted
 from lab.diagnose.why.absent import judge_absent
 from lab.diagnose.why.deadlock import judge_deadlock
 from lab.diagnose.why.differing import judge_differing
 from lab.diagnose.why.evidence import Evidence
-from lab.diagnose.why.failed import judge_aborted, judge_failed, judge_rest
+from lab.diagnose.why.failed import judge_failed, judge_rest
 from lab.diagnose.why.late import judge_late
 from lab.diagnose.why.progress import judge_patience, judge_progress
 from lab.diagnose.why.start import judge_claims, judge_start

@@ -1,12 +1,11 @@
 """The verdict on ranks that others wait for while they wait for nobody: what they do instead."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from lab.diagnose.finding import Finding, WhyKind
 from lab.diagnose.why.activity import Doing, activity_of
 from lab.diagnose.why.evidence import Evidence, Rank
-from lab.diagnose.why.telling import does, seen
+from lab.diagnose.why.telling import at, does, seen
 from lab.diagnose.why.unused import UNUSED_CURE, unused_by
 from lab.diagnose.why.waits import Wait, innocents, roots
 from lab.diagnose.why.wording import site_in_words, who
@@ -58,10 +57,7 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
         cure=CURES.get(kind),
     )
     # The line that a rank which has ended did not come to is where the others wait for it.
-    site = wait.site if first.ended is not None else activity.site
-    if site is None:
-        return finding
-    return replace(finding, file=site.file, line=site.line, function=site.function)
+    return at(finding, wait.site if first.ended is not None else activity.site)
 
 
 def _reason(evidence: Evidence, rank: Rank, waits: Mapping[int, Wait]) -> WhyKind:

@@ -5,11 +5,11 @@ number, so the first number at which the lists differ is where something went wr
 here and in earlier rounds of the same loop, tells whether a call was left out, added, or another.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lab.diagnose.why.evidence import Collective, Evidence, GroupKey
+from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey
 
 LONGEST_SHIFT = 3
 """How many collectives in a row may have been left out, or added, and still be recognised."""
@@ -142,7 +142,7 @@ def _difference(ours: Calls, theirs: Calls, seq: int) -> tuple[Difference | None
     for count in range(1, LONGEST_SHIFT + 1):
         if _is_moved(theirs, ours, seq, count):
             return "skipped-collective", count
-    count = _distance(ours, theirs[seq], seq)
+    count = distance(ours, seq, lambda call: _same(call, theirs[seq]))
     if count:  # their loop has come round, and left out what was between
         return "skipped-collective", count
     for count in range(1, LONGEST_SHIFT + 1):
@@ -170,18 +170,18 @@ def _is_known(calls: Calls, call: Collective, seq: int) -> bool:
     return any(_same(earlier, call) for n, earlier in calls.items() if n < seq)
 
 
-def _distance(calls: Calls, call: Collective, seq: int) -> int:
-    """How many calls later than this one that call came in the round before; 0: it did not."""
+def distance(calls: Calls, seq: int, is_it: Callable[[Collective], bool]) -> int:
+    """How many calls later than this one another came in the round before; 0: it did not."""
     alike = _rounds(calls, seq)
     if not alike:
         return 0
     now = max(alike) + 1
-    return next((n - now for n in range(now, seq) if _same(calls[n], call)), 0)
+    return next((n - now for n in range(now, seq) if is_it(calls[n])), 0)
 
 
 def _by_novelty(ours: Calls, theirs: Calls, seq: int) -> Difference:
     """Nothing but this one call tells: is it new to one side, and the other's known?"""
-    if _place(ours[seq]) == _place(theirs[seq]) is not None:
+    if place_of(ours[seq].site) == place_of(theirs[seq].site) is not None:
         return "mismatched-collective"
     usual, new = _is_known(ours, ours[seq], seq), not _is_known(theirs, theirs[seq], seq)
     if usual and new:
@@ -191,13 +191,14 @@ def _by_novelty(ours: Calls, theirs: Calls, seq: int) -> Difference:
     return "mismatched-collective"
 
 
-def _place(call: Collective) -> tuple[str, int | None] | None:
-    return None if call.site is None else (call.site.file, call.site.line)
+def place_of(site: Frame | None) -> tuple[str, int | None] | None:
+    """File and line alone: a function may be called by several names."""
+    return None if site is None else (site.file, site.line)
 
 
 def _same(one: Collective, other: Collective) -> bool:
     """The same call, from the same line."""
-    return _same_tensors(one, other) and _place(one) == _place(other)
+    return _same_tensors(one, other) and place_of(one.site) == place_of(other.site)
 
 
 def _same_tensors(one: Collective, other: Collective) -> bool:

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from lab.diagnose.finding import Finding
 from lab.diagnose.why.activity import Activity, Doing, activity_of
 from lab.diagnose.why.evidence import Evidence, Rank
-from lab.diagnose.why.telling import does
+from lab.diagnose.why.telling import at, does
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import site_in_words, who
 from lab.diagnose.words import ranks_in_words
@@ -64,7 +64,7 @@ def _missing(evidence: Evidence, absent: Mapping[int, Rank]) -> Finding | None:
     )
     activities = [activity_of(absent[n]) for n in ranks]
     known = next((one for one in activities if one.site is not None), None)
-    return finding if known is None else _at_call(known, finding)
+    return finding if known is None else at(finding, known.site)
 
 
 def _too_large(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | None:
@@ -75,8 +75,7 @@ def _too_large(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding |
     asking = tuple(sorted(n for n, one in joining.items() if _size(one) == size))
     missing = range(evidence.world_size, size)
     all_ask = len(asking) == len(joining)
-    return _at_call(
-        joining[asking[0]],
+    return at(
         Finding(
             "rendezvous",
             "error",
@@ -87,6 +86,7 @@ def _too_large(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding |
             evidence=_claims(joining),
             cure="take the world size from the environment (WORLD_SIZE), which the launcher sets",
         ),
+        joining[asking[0]].site,
     )
 
 
@@ -101,8 +101,7 @@ def _twice(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | Non
         return None
     number = claimed[wrong[0]]
     same = sorted(n for n, claim in claimed.items() if claim == number)
-    return _at_call(
-        joining[wrong[0]],
+    return at(
         Finding(
             "rendezvous",
             "error",
@@ -113,6 +112,7 @@ def _twice(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | Non
             evidence=_claims(joining),
             cure="take the rank from what is set for each process (RANK; SLURM_PROCID inside srun)",
         ),
+        joining[wrong[0]].site,
     )
 
 
@@ -127,8 +127,7 @@ def _wrong_master(evidence: Evidence, joining: Mapping[int, Activity]) -> Findin
     first = evidence.ranks[ranks[0]]
     address = joining[ranks[0]].arguments.get("master_addr") or first.env.get("MASTER_ADDR")
     itself = " (itself)" if address in LOCAL_NAMES else ""
-    return _at_call(
-        joining[ranks[0]],
+    return at(
         Finding(
             "rendezvous",
             "error",
@@ -140,6 +139,7 @@ def _wrong_master(evidence: Evidence, joining: Mapping[int, Activity]) -> Findin
             cure="give all ranks the name or address of rank 0's node as the others reach it, "
             "never localhost; see whether a firewall is between them (lab doctor)",
         ),
+        joining[ranks[0]].site,
     )
 
 
@@ -169,10 +169,3 @@ def _claims(joining: Mapping[int, Activity]) -> tuple[str, ...]:
         asked = f" as rank {claim} of {size}" if size is not None else ""
         told.append(f"rank {number} is in init_process_group{asked}{site_in_words(one.site)}")
     return tuple(told)
-
-
-def _at_call(activity: Activity, finding: Finding) -> Finding:
-    site = activity.site
-    if site is None:
-        return finding
-    return replace(finding, file=site.file, line=site.line, function=site.function)

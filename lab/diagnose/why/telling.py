@@ -1,7 +1,10 @@
-"""What one rank does, in words."""
+"""What one rank does, in words, and where a finding points to."""
 
+from dataclasses import replace
+
+from lab.diagnose.finding import Finding
 from lab.diagnose.why.activity import Activity, Doing, activity_of
-from lab.diagnose.why.evidence import Rank
+from lab.diagnose.why.evidence import Frame, Rank
 from lab.diagnose.why.wording import site_in_words
 
 
@@ -26,3 +29,10 @@ def seen(rank: Rank) -> str:
     share = "" if rank.cpu_share is None else f", {rank.cpu_share:.0%} of a core"
     state = "" if rank.process_state is None else f" (state {rank.process_state}{share})"
     return f"rank {rank.number} {does(rank, activity_of(rank))}{state}"
+
+
+def at(finding: Finding, site: Frame | None) -> Finding:
+    """The finding with its line, where it is known."""
+    if site is None:
+        return finding
+    return replace(finding, file=site.file, line=site.line, function=site.function)
