@@ -103,7 +103,8 @@ class Pipes:
             for line in lines:
                 if pipe.crash is None and line.startswith(crash.BEGIN):
                     pipe.crash = []
-                if pipe.crash is None:
+                # It may be that of a child, a data loader's worker say, while the rank lives on.
+                if pipe.crash is None or line.startswith(b"{"):
                     self._on_event(pipe.rank, line)
                 else:
                     pipe.crash.append(line)

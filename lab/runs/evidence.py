@@ -127,7 +127,8 @@ class Record:
         elif message["type"] == "exit":
             self._on_exit(message)
         elif message["type"] == "state" and message["rank"] in self.ranks:
-            self.ranks[message["rank"]].last_words = message
+            known = self.ranks[message["rank"]]
+            known.last_words = known.last_words or message  # the first: see `lab.node.pipes`
         elif message["type"] == "exception" and message["rank"] in self.ranks:
             self.ranks[message["rank"]].exception = message
 
