@@ -284,7 +284,7 @@ raise ValueError("and then")
     assert told.count("lab: rank 0 wrote to lab's own descriptor, which is ignored: ") == 4
     assert "ignored: no message\n" in told
     assert [m["message"] for m in messages if m["type"] == "exception"] == ["and then"]
-    assert {m["type"] for m in messages} <= {"started", "log", "exception", "exit", "bye"}
+    assert {m["type"] for m in messages} <= {"started", "log", "exception", "state", "exit", "bye"}
 
 
 def test_an_event_without_an_end_is_not_kept(tmp_path: Path) -> None:
