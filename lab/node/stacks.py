@@ -32,7 +32,7 @@ def parsed(output: bytes, start_folder: str) -> list[dict[str, Any]]:
     """
     found = []
     for thread in json.loads(output[output.find(b"[") :]):  # warnings may come before
-        main = thread["os_thread_id"] in (None, thread["pid"])
+        main = thread["thread_name"] == "MainThread" or thread["os_thread_id"] == thread["pid"]
         frames = [
             {
                 "file": shown(frame["filename"], start_folder),

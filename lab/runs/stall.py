@@ -15,6 +15,9 @@ LEAST, MOST = 0.5, 2.0
 """Seconds between two pulses; in between a twelfth of the limit."""
 IDLE = 0.05
 """Less than this part of a processor counts as none: a probe's own use is far less."""
+STARVED = 3
+"""So many pulses in a row at which it wants the processor: it computes, though it gets little of
+it. Once or twice that is also seen of one that looks for something now and then."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class _Seen:
     seqs: Mapping[str, int]
     line: str | None
     cpu_s: float | None
+    busy: int
+    """How many pulses in a row it has wanted the processor."""
 
 
 class StallWatch:
@@ -101,12 +106,13 @@ class StallWatch:
         self, rank: int, process: Mapping[str, Any], probe: Mapping[str, Any], now: float
     ) -> bool:
         before = self._seen.get(rank)
-        seen = _Seen(now, probe.get("seqs", {}), probe.get("at"), process["cpu_s"])
+        busy = (before.busy if before else 0) + 1 if process["busy"] else 0
+        seen = _Seen(now, probe.get("seqs", {}), probe.get("at"), process["cpu_s"], busy)
         self._seen[rank] = seen
         if before is None:
             return False
         stays = probe.get("pending", 0) > 0 and seen.line == before.line
-        if stays or _is_idle(before, seen, busy=bool(process["busy"])):
+        if stays or _is_idle(before, seen):
             self._waits_since.setdefault(rank, before.at)
         else:
             self._waits_since.pop(rank, None)
@@ -120,7 +126,7 @@ class StallWatch:
         return now - self._since
 
 
-def _is_idle(before: _Seen, after: _Seen, *, busy: bool) -> bool:
+def _is_idle(before: _Seen, after: _Seen) -> bool:
     if before.cpu_s is None or after.cpu_s is None:
         return True  # it has ended, or the system does not tell
-    return not busy and after.cpu_s - before.cpu_s < IDLE * (after.at - before.at)
+    return after.busy < STARVED and after.cpu_s - before.cpu_s < IDLE * (after.at - before.at)
