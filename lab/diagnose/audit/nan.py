@@ -54,8 +54,8 @@ class NotFinite:
         began: dict[int, dict[str, Any]] = {
             rank: record["bad_loss"] for rank, record in ranks.items() if record["bad_loss"]
         }
-        first = min((loss["at"] for loss in began.values()), default=None)
-        guilty = tuple(sorted(rank for rank, loss in began.items() if loss["at"] == first))
+        first = min((loss["backward"] for loss in began.values()), default=None)
+        guilty = tuple(sorted(rank for rank, loss in began.items() if loss["backward"] == first))
         layout = self._layouts.of(optimizer, affected[0])
         names = [] if layout is None else [layout.names[place] for place in bad[affected[0]]]
         where = f"{ranks_in_words(affected)} have NaN or infinity in {listed(names or ['weights'])}"
@@ -81,10 +81,10 @@ class NotFinite:
             Finding(
                 "nan",
                 "error",
-                f"the loss of {ranks_in_words(guilty)} was NaN or infinite at step {first}"
+                f"the loss of {ranks_in_words(guilty)} was NaN or infinite at step {site['at']}"
                 + (", before that of any other rank" if others else ""),
                 ranks=guilty,
-                step=first,
+                step=site["at"],
                 file=site["file"],
                 line=site["line"],
                 function=site["function"],

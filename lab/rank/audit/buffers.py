@@ -57,11 +57,14 @@ class Buffers:
             return
 
         def before(called: nn.Module, _: Any) -> None:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
             if not called.training:
                 self._hooks.tell([self._on_evaluation], site)
 
-        handle = module.register_forward_pre_hook(before)
+        wrapped = getattr(module, "module", None)  # DDP's; scripts call either
+        called = [module, *([wrapped] if isinstance(wrapped, nn.Module) else [])]
+        handles = [one.register_forward_pre_hook(before) for one in called]
 
     def _on_evaluation(self, site: Site) -> None:
         self._evaluations += 1

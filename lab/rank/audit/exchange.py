@@ -46,7 +46,10 @@ class Exchange:
         self._recorder = hooks.recorder
         self._parameters = parameters
         self._phase = "forward"
-        self._counts: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
+        """How often what has been sent, since the beginning."""
+        self._told: dict[int, dict[str, int]] = {}
+        """What of it each optimizer's records have told."""
         self._gradients: dict[int, tuple[Tensor, bool]] | None = None  # by address; None: not asked
         self._reduced: set[object] = set()
         self._again: tuple[Tensor, float, dict[str, Any]] | None = None
@@ -77,22 +80,23 @@ class Exchange:
         gradient, norm, site = again
         return {**site, "factor": norms([gradient])[0] / norm if norm else 1.0}
 
-    def take(self) -> dict[str, int]:
-        """What has been sent since this was asked for last.
+    def take(self, optimizer: int) -> dict[str, int]:
+        """What has been sent since this was asked last for that optimizer.
 
         How often something large was sent, by phase: `forward` (before backward begins),
         `backward`, `after` (it has ended); `parameters` in place of `forward`; `small`,
         `subgroup` (with some ranks only) and `point_to_point` of any phase.
         """
-        counts, self._counts = self._counts, {}
-        return counts
+        told = self._told.get(optimizer, {})
+        self._told[optimizer] = dict(self._sent)
+        return {what: n for what, count in self._sent.items() if (n := count - told.get(what, 0))}
 
     def _forget(self) -> None:
         self._gradients = None
         self._reduced.clear()
 
     def _count(self, what: str) -> None:
-        self._counts[what] = self._counts.get(what, 0) + 1
+        self._sent[what] = self._sent.get(what, 0) + 1
 
     def _on_backward(self, _: Any) -> None:
         self._phase = "backward"

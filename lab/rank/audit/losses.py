@@ -17,29 +17,36 @@ class Losses:
 
     def __init__(self, hooks: Hooks) -> None:
         self._recorder = hooks.recorder
+        self._backwards = 0
         self._waiting: list[tuple[int, Tensor, Site]] = []
         self._first: dict[str, Any] | None = None
         hooks.before_backward.append(self._on_backward)
 
-    def first_bad(self) -> dict[str, Any] | None:
-        """`at` which step it was, and where backward was called; None: there was none so far."""
+    def first_bad(self, step: int) -> dict[str, Any] | None:
+        """The number of its `backward` and the `at`-th step that took it; None: none so far.
+
+        Args:
+            step: the optimizer's step that is about to take the latest losses.
+        """
         if self._waiting:
             losses = torch.stack([loss.float() for _, loss, _ in self._waiting])
             good = losses.isfinite().tolist()
             if not all(good):
-                step, _, site = self._waiting[good.index(False)]
-                self._first = {"at": step, **site}
+                number, _, site = self._waiting[good.index(False)]
+                missed = self._backwards - number  # by looking at some steps only
+                self._first = {"backward": number, "at": max(1, step - missed), **site}
             self._waiting.clear()
         return self._first
 
     def _on_backward(self, tensors: Any) -> None:
+        self._backwards += 1
         if self._first is not None:
             return
         one = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
         if isinstance(one, Tensor) and one.numel() == 1 and one.is_floating_point():
             loss = getattr(one, "_local_tensor", one).detach().reshape(())
             if self._waiting and self._waiting[0][1].device != loss.device:
-                self.first_bad()
-            self._waiting.append((self._recorder.step + 1, loss, self._recorder.site()))
+                self.first_bad(self._recorder.step + 1)
+            self._waiting.append((self._backwards, loss, self._recorder.site()))
         if len(self._waiting) >= GATHERED:
-            self.first_bad()
+            self.first_bad(self._recorder.step + 1)

@@ -89,7 +89,6 @@ class Replicas:
                 optimizer=layout.number,
                 count=layout.steps,
                 places=list(layout.without_gradient.items()),
-                bad_loss=self._losses.first_bad(),
             )
         self._buffers.close()
 
@@ -104,9 +103,9 @@ class Replicas:
                 gradients=packed_digests(digests(gradients)),
                 parameter_norms=packed_norms(norms(parameters)),
                 gradient_norms=packed_norms(norms(gradients)),
-                exchanged=self._exchange.take(),
+                exchanged=self._exchange.take(layout.number),
                 no_sync=self._no_sync,
-                bad_loss=self._losses.first_bad(),
+                bad_loss=self._losses.first_bad(count),
                 scaled=self._clipping.scaled(layout.number),
                 **self._recorder.site(),
             )
