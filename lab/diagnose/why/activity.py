@@ -1,7 +1,7 @@
 """What a rank is doing, from the stack of its main thread."""
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, auto
 
 from lab.diagnose.why.evidence import Frame, Json, Rank
 
@@ -9,15 +9,20 @@ from lab.diagnose.why.evidence import Frame, Json, Rank
 class Doing(Enum):
     """What a stack tells."""
 
-    RENDEZVOUS = "joins the process group"
-    COMMUNICATION = "is in a call of torch.distributed"
-    BACKWARD = "is in backward"  # where DDP and FSDP wait in C++, unseen by the stack
-    HANDLE = "waits for an operation that it has begun"  # `work.wait()`, C++ as well
-    DATA = "waits for its data loader"
-    SAVING = "saves a checkpoint"
-    LOADING = "loads a checkpoint"
-    ELSE = "is in its own code"
-    UNKNOWN = "has no stack to look at"
+    RENDEZVOUS = auto()
+    COMMUNICATION = auto()
+    """In a call of torch.distributed."""
+    BACKWARD = auto()
+    """There DDP and FSDP wait in C++, unseen by the stack."""
+    HANDLE = auto()
+    """`work.wait()`, C++ as well."""
+    DATA = auto()
+    SAVING = auto()
+    LOADING = auto()
+    ELSE = auto()
+    """In its own code, or in a library that is not known here."""
+    UNKNOWN = auto()
+    """There is no stack."""
 
 
 def name_of(frame: Frame) -> str:
@@ -70,7 +75,7 @@ def activity_of(rank: Rank) -> Activity:
     if any(_has(frame, _DATA) for frame in rank.frames):  # also those that called a dataset
         return Activity(Doing.DATA, function, site)
     if function is None and site is not None and ".wait(" in (site.code or ""):
-        return Activity(Doing.HANDLE, "wait", site)
+        return Activity(Doing.HANDLE, None, site)
     return Activity(Doing.ELSE, function, site)
 
 

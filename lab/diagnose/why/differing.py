@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from lab.diagnose.finding import Finding, Innocent, WhyKind
 from lab.diagnose.why.activity import activity_of
 from lab.diagnose.why.evidence import Evidence
-from lab.diagnose.why.sequences import Divergence, first_divergence
+from lab.diagnose.why.sequences import Divergence, first_divergence, place_of
 from lab.diagnose.why.telling import at, seen
 from lab.diagnose.why.unused import UNUSED_CURE, unused_by
 from lab.diagnose.why.waits import Wait, innocents
@@ -118,7 +118,8 @@ def _seen(evidence: Evidence, found: Divergence) -> tuple[str, ...]:
         told.append(f"#{found.seq} of {ranks_in_words(ranks)}: {what}")
     for number in found.ranks[:4]:
         rank = evidence.ranks[number]
-        if activity_of(rank).site != found.called.site:  # it has gone on since
+        now = place_of(activity_of(rank).site)
+        if rank.ended is None and now != place_of(found.called.site):  # it has gone on since
             told.append(f"now {seen(rank)}")
     return tuple(told)
 

@@ -9,6 +9,7 @@ from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import who
 from lab.diagnose.words import place_in_words, ranks_in_words, signal_in_words
 from lab.node.victims import consequence
+from lab.node.words import shortened
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 """What torch's DDP says in the forward after a backward that left parameters out."""
@@ -76,7 +77,7 @@ def _lost(evidence: Evidence, failure: Json, waits: Mapping[int, Wait]) -> Findi
 def _what(failure: Json) -> str:
     if failure.get("exception"):
         first = (failure.get("message") or "").strip().partition("\n")[0]
-        return f"raised {failure['exception']}{f': {first}' if first else ''}"
+        return shortened(f"raised {failure['exception']}{f': {first}' if first else ''}")
     if failure.get("kind") == "signal":
         return f"was ended by {signal_in_words(failure['exit_code'] - 128)}"
     if failure.get("kind") != "exit" and failure.get("message"):

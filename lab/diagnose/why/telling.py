@@ -7,6 +7,17 @@ from lab.diagnose.why.activity import Activity, Doing, activity_of
 from lab.diagnose.why.evidence import Frame, Rank
 from lab.diagnose.why.wording import site_in_words
 
+VERBS = {
+    Doing.RENDEZVOUS: "joins the process group",
+    Doing.COMMUNICATION: "is",
+    Doing.BACKWARD: "is",
+    Doing.HANDLE: "waits for an operation that it has begun",
+    Doing.DATA: "waits for its data loader",
+    Doing.SAVING: "saves a checkpoint",
+    Doing.LOADING: "loads a checkpoint",
+    Doing.ELSE: "is",
+}
+
 
 def does(rank: Rank, activity: Activity) -> str:
     """`saves a checkpoint in save() at train.py:9 (main): `torch.save(state, path)``."""
@@ -19,7 +30,7 @@ def does(rank: Rank, activity: Activity) -> str:
     if activity.doing is Doing.ELSE:
         use = ", busy" if rank.is_busy else ", using no processor time" if rank.is_idle else ""
         return f"is{place or ' in its own code'}{code}{use}"
-    return f"{activity.doing.value}{place}{code}"
+    return f"{VERBS[activity.doing]}{place}{code}"
 
 
 def seen(rank: Rank) -> str:
