@@ -64,7 +64,7 @@ def show(place: PlaceArgument = None, as_json: JsonOption = False) -> None:
     """
     one = _checkpoints(place)[0]
     if one.manifest is None:
-        raise UsageError(f"{_shown(one.path)}: {one.problem}")
+        raise UsageError(one_line(f"{_shown(one.path)}: {one.problem}"))
     manifest = one.manifest
     if as_json:
         print(json.dumps({"path": str(one.path), **json.loads(manifest.text())}, indent=2))
@@ -98,9 +98,12 @@ def verify(place: PlaceArgument = None, as_json: JsonOption = False) -> None:
     rows = []
     for one in _checkpoints(place):
         problem = one.problem or _problem(one)
-        rows.append({"path": _shown(one.path), "step": one.step, "problem": problem})
+        removed = not one.path.exists()  # by its training, which has later ones
+        if not removed:
+            rows.append({"path": _shown(one.path), "step": one.step, "problem": problem})
         if not as_json:
-            print(f"{_shown(one.path)}: {problem or 'good'}", flush=True)
+            found = "removed while it was read" if removed else problem or "good"
+            print(one_line(f"{_shown(one.path)}: {found}"), flush=True)
     if as_json:
         print(json.dumps(rows, indent=2))
     if any(row["problem"] for row in rows):
@@ -123,8 +126,21 @@ def _checkpoints(place: str | None) -> list["Found"]:
     """Those of a place, the last saved first: at least one.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or it cannot be read.
     """
+    try:
+        if found := _found(place):
+            return found
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
+    raise UsageError(
+        f"there are no checkpoints in {place}"
+        if place is not None
+        else f"there are no checkpoints in {FOLDER}, nor in a run of this folder: name a place"
+    )
+
+
+def _found(place: str | None) -> list["Found"]:
     from lab.training.checkpoint_folder import CHECKPOINT, find, find_all
 
     for folder in _folders(place):
@@ -134,11 +150,7 @@ def _checkpoints(place: str | None) -> list["Found"]:
         inner = [folder, *sorted(path for path in folder.glob("*") if path.is_dir())]
         if found := [one for path in inner for one in find_all(path)]:
             return sorted(found, key=lambda one: (one.saved, one.step), reverse=True)
-    raise UsageError(
-        f"there are no checkpoints in {place}"
-        if place is not None
-        else f"there are no checkpoints in {FOLDER}, nor in a run of this folder: name a place"
-    )
+    return []
 
 
 def _folders(place: str | None) -> Iterator[Path]:

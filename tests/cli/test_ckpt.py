@@ -2,11 +2,15 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from lab.training import checkpoint_manifest
+from lab.training.checkpoint_manifest import NAME, _checksum
 from lab.training.checkpoints import Checkpoints
 from tests.conftest import Lab
 
@@ -86,6 +90,72 @@ def test_verify_reads_everything(lab: Lab, folder: Path) -> None:
     assert lab("ckpt", "verify", str(folder / "step-00000001")).returncode == 0
     rows = json.loads(lab("ckpt", "verify", "--json").stdout)
     assert [row["problem"] is None for row in rows] == [False, True]
+
+
+def forge(checkpoint: Path, **change: object) -> None:
+    """Another manifest, with a checksum that is right: it keeps nobody away who may write there."""
+    content = json.loads((checkpoint / NAME).read_text())
+    del content["sha256"]
+    content |= change
+    text = json.dumps({**content, "sha256": _checksum(content)})
+    (checkpoint / NAME).write_text(text)
+
+
+def test_what_a_manifest_says_cannot_command_the_terminal(lab: Lab, folder: Path) -> None:
+    forge(folder / STEP_2, optimizer="\x1b[31mAdam\n", progress={"\x1b]0;title\x07": 1})
+    forge(folder / "step-00000001", objects={"\x1b[2J": {"file": "\x1b[2J"}})
+    for command in ("ls", "show", "verify"):
+        for more in ((), ("--json",)):
+            done = lab("ckpt", command, *more)
+            assert "\x1b" not in done.stdout + done.stderr
+            assert "Traceback" not in done.stderr
+    done = lab("ckpt", "show", str(folder / "step-00000001"))
+    assert done.returncode == 2
+    assert "its checkpoint.json is damaged" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_is_no_folder_has_a_checkpoints_name(lab: Lab, folder: Path) -> None:
+    (folder / "step-00000077").touch()
+    (folder / "step-00000078").symlink_to("nowhere")
+    rows = json.loads(lab("ckpt", "ls", "--json").stdout)
+    assert [row["step"] for row in rows if row["problem"] is None] == [2, 1]
+    (other,) = [row for row in rows if row["problem"]]
+    assert other["problem"] == "it is a file, and no folder"
+    done = lab("ckpt", "verify")
+    assert done.returncode == 1
+    assert "step-00000077: it is a file, and no folder" in done.stdout
+
+
+def test_to_look_changes_nothing_though_a_training_is_saving(lab: Lab, folder: Path) -> None:
+    (folder / ".step-00000003.0123abcd.new").mkdir()
+    (folder / STEP_2).rename(folder / f".{STEP_2}.0123abcd.old")
+    before = sorted(path.name for path in folder.iterdir())
+    for command in ("ls", "show", "verify"):
+        done = lab("ckpt", command)
+        assert done.returncode == 0
+        assert f"{STEP_2}.0123abcd.old" in done.stdout, "it is about to be replaced, and whole"
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_one_that_is_removed_while_it_is_read_is_not_a_bad_one(
+    lab: Lab, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lab.cli import ckpt
+
+    read = checkpoint_manifest.check_file
+
+    def removed(path: Path, *arguments: Any, **options: Any) -> None:
+        if path.name == STEP_2 and options.get("read", True):
+            shutil.rmtree(path)
+        read(path, *arguments, **options)
+
+    monkeypatch.setattr(checkpoint_manifest, "check_file", removed)
+    ckpt.verify(str(folder))
+    assert [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()] == [
+        "removed while it was read",
+        "good",
+    ]
 
 
 def test_where_there_are_none(lab: Lab) -> None:
