@@ -13,6 +13,7 @@ from lab.diagnose.audit.files import Files
 from lab.diagnose.audit.gradients import LocalNorm, NoGradient, ReducedTwice
 from lab.diagnose.audit.loaders import Loaders
 from lab.diagnose.audit.nan import NotFinite
+from lab.diagnose.audit.pace import Pace
 from lab.diagnose.audit.replicas import Replicas
 from lab.diagnose.audit.reports import Reports
 from lab.diagnose.finding import Finding
@@ -37,7 +38,7 @@ class Judge(Protocol):
 JUDGES: tuple[Callable[[int], Judge], ...] = (
     *(Replicas, NotFinite, ReducedTwice, LocalNorm, NoGradient, Buffers),
     *(Collectives, Batches, Loaders, Files, Noise, Splits, SharedGpu, DataParallel),
-    *(Reports,),
+    *(Reports, Pace),
 )
 """Each is made with the world size."""
 

@@ -5,13 +5,16 @@ from .chance import Noise, Splits
 from .forwards import Forwards
 from .hooks import Hooks
 from .loaders import Loaders
+from .pace import Pace
 from .reports import Reports
 
 
 def install(hooks: Hooks) -> None:
     """Listen to loaders, to calls of models and to `random_split`."""
     forwards = Forwards(hooks)
-    Batches(hooks, forwards, Loaders(hooks))
+    loaders = Loaders(hooks)
+    Batches(hooks, forwards, loaders)
     Noise(hooks, forwards)
     Splits(hooks)
     Reports(hooks, forwards)
+    Pace(hooks, forwards, loaders)

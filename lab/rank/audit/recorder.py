@@ -142,6 +142,11 @@ class Sampling:
         self._own = _thread._local()
         self._own.depth = 0
 
+    @property
+    def spent(self) -> float:
+        """Seconds that the audit has computed so far."""
+        return self._spent
+
     def due(self, step: int) -> bool:
         """Whether to look at this step; the same for all that ask about it in turn."""
         if step == self._step:

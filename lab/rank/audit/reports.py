@@ -73,9 +73,9 @@ class Reports:
     def _on_reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> None:
         small = isinstance(tensor, Tensor) and tensor.numel() <= SMALL
         # On a GPU the values would have to be waited for.
-        if small and tensor.is_floating_point() and tensor.device.type == "cpu":
-            if self._reductions < MOST:
-                self._hooks.tell([self._note_reduction], tensor.detach().flatten().tolist())
+        at_hand = small and tensor.is_floating_point() and tensor.device.type == "cpu"
+        if at_hand and self._reductions < MOST:
+            self._hooks.tell([self._note_reduction], tensor.detach().flatten().tolist())
 
     def _note_reduction(self, values: list[float]) -> None:
         site = self._recorder.site()
