@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 Facts = Mapping[str, Any]
-ONE_MACHINE = ("local", "docker")
-"""Places where nodes share one machine, to rehearse on, which nobody expects to be fast."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +85,13 @@ class Examined:
                 value = None if value is None else value.get(key)
             found[name] = value
         return found
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether nodes share a machine, so that what they can do depends on who gets a core."""
+        machines = list(self.values("machine").values())
+        alike = len(machines) > 1 and len(set(machines)) == 1
+        return self.on in ("local", "docker") or alike
 
     def share_a_network(self, one: str, other: str) -> bool:
         """Whether two nodes have one network stack, so that loopback leads from one to the other.

@@ -23,16 +23,18 @@ def look_around(peers: Mapping[str, str], env: Mapping[str, str]) -> dict[str, A
         env: of the ranks; which interface gloo takes stands there.
 
     Returns:
-        `network` (equal for nodes that share one stack), `interfaces` (name -> `addresses`, `mtu`,
-        `up`), `names` (peer -> `addresses` or `error`), `routes` (peer -> interface, or None),
-        `own_name` (what the host's own name stands for, likewise) and `advertises` (the address by
-        which gloo tells the others to come here; None: it finds none).
+        `machine` (equal for nodes on one), `network` (equal for those that share its stack),
+        `interfaces` (name -> `addresses`, `mtu`, `up`), `names` (peer -> `addresses` or `error`),
+        `routes` (peer -> interface, or None), `own_name` (what the host's own name stands for,
+        likewise) and `advertises` (the address by which gloo tells the others to come here; None:
+        it finds none).
     """
     hostname = socket.gethostname()
     found = interfaces()
     names = resolve_all([*peers.values(), hostname])
     return {
-        "network": _stack(),
+        "machine": _machine(),
+        "network": f"{_machine()} {_namespace()}",
         "interfaces": found,
         "names": {peer: names[address] for peer, address in peers.items()},
         "routes": {peer: _route(names[address]) for peer, address in peers.items()},
@@ -41,12 +43,18 @@ def look_around(peers: Mapping[str, str], env: Mapping[str, str]) -> dict[str, A
     }
 
 
-def _stack() -> str:
-    """Stands for the machine, and on Linux the network namespace in it."""
+def _machine() -> str:
+    """Stands for the kernel that runs here: containers of one machine have one."""
     with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/net').readlink()}"
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return socket.gethostname()
+
+
+def _namespace() -> str:
+    """Stands for the network namespace (Linux)."""
+    with contextlib.suppress(OSError):
+        return str(Path("/proc/self/ns/net").readlink())
+    return ""
 
 
 def resolve_all(names: Sequence[str]) -> dict[str, dict[str, Any]]:

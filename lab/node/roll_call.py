@@ -94,13 +94,12 @@ def answer_roll(
         wait: seconds that the master waits for the others, and these for the master.
 
     Returns:
-        `present` (names), `sum_is_right` (whether the all-reduce came out as it must) and
-        `seconds` that the all-reduce took, the group's making included.
+        `present` (names), and `sum_is_right` (whether the all-reduce came out as it must) with the
+        `seconds` that it took, the group's making included; or `error`: it failed.
 
     Raises:
-        RuntimeError: the store cannot be reached, or the all-reduce fails.
+        RuntimeError: the store cannot be reached.
     """
-    import torch
     import torch.distributed
 
     dist: Any = torch.distributed  # its stores are there, and not in its __all__
@@ -111,7 +110,27 @@ def answer_roll(
     if rank == 0:
         store.set(PRESENT, json.dumps(_wait_for(store, len(names), wait)))
     present: list[int] = json.loads(store.get(PRESENT))
+    answer: dict[str, Any] = {"present": [names[one] for one in present]}
     began = time.monotonic()
+    try:
+        right = _all_reduce(store, rank, present, backend)
+        answer |= {"sum_is_right": right, "seconds": round(time.monotonic() - began, 3)}
+    except Exception as error:  # noqa: BLE001 - gloo and nccl raise RuntimeError and others
+        answer["error"] = _words(error)
+    store.add("done", 1)
+    if rank == 0:  # the store goes with this process
+        give_up = time.monotonic() + wait
+        while store.add("done", 0) < len(present) and time.monotonic() < give_up:
+            time.sleep(0.01)
+    return answer
+
+
+def _all_reduce(store: Any, rank: int, present: Sequence[int], backend: str) -> bool:
+    """Make a group of those who are present and add up who they are; whether the sum is right."""
+    import torch
+    import torch.distributed
+
+    dist: Any = torch.distributed
     limit = timedelta(seconds=WORK_WITHIN[backend])
     store.set_timeout(limit)
     dist.init_process_group(
@@ -121,20 +140,11 @@ def answer_roll(
         world_size=len(present),
         timeout=limit,
     )
-    device = "cuda:0" if backend == "nccl" else "cpu"
-    values = torch.zeros(len(names), device=device)
+    values = torch.zeros(max(present) + 1, device="cuda:0" if backend == "nccl" else "cpu")
     values[rank] = rank + 1
     dist.all_reduce(values)
-    expected = [float(one + 1) if one in present else 0.0 for one in range(len(names))]
-    right = values.tolist() == expected
-    took = time.monotonic() - began
-    store.add("done", 1)
-    if rank == 0:  # the store goes with this process
-        give_up = time.monotonic() + wait
-        while store.add("done", 0) < len(present) and time.monotonic() < give_up:
-            time.sleep(0.01)
-    named = [names[one] for one in present]
-    return {"present": named, "sum_is_right": right, "seconds": round(took, 3)}
+    expected = [float(one + 1) if one in present else 0.0 for one in range(len(values))]
+    return bool(values.tolist() == expected)
 
 
 def _wait_for(store: Any, count: int, seconds: float) -> list[int]:

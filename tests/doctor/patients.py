@@ -31,7 +31,8 @@ def look(rank: int, count: int) -> dict[str, Any]:
         "infiniband": False,
         "netem": True,
         "ptrace": True,
-        "network": f"boot net:[{rank}]",
+        "machine": f"boot {rank}",
+        "network": f"boot {rank} net:[1]",
         "interfaces": {
             "lo": {"addresses": ["127.0.0.1", "::1"], "mtu": 65536, "up": True},
             "eth0": {"addresses": [own], "mtu": 1500, "up": True},

@@ -267,13 +267,15 @@ def test_hosts_whose_links_are_all_slow() -> None:
     assert [check.name for check in bad(exam)] == ["bandwidth", "bandwidth"]
 
 
-def test_on_one_machine_cores_are_what_is_short_and_not_links() -> None:
-    exam = healthy(2)
-    exam.measured["node0", "node1"] = {"latency": 1e-4, "bandwidth": 1.25e8}
+@pytest.mark.parametrize("on", ["docker", "ssh"])
+def test_on_one_machine_cores_are_what_is_short_and_not_links(on: str) -> None:
+    exam = healthy(on=on)
+    for node in exam.names:
+        look(exam, node)["machine"] = "one"
+    exam.measured["node0", "node1"] = {"latency": 0.04, "bandwidth": 5e7}
     assert bad(exam) == []
-    exam = healthy()
-    exam.measured["node0", "node1"] = {"latency": 1e-4, "bandwidth": 1.25e7}
-    assert [check.nodes for check in bad(exam)] == [("node0", "node1")]
+    exam.measured["node0", "node1"] = {"latency": 0.04, "bandwidth": 5e6}
+    assert [(check.name, check.nodes) for check in bad(exam)] == [("bandwidth", ("node0", "node1"))]
 
 
 def test_large_packets_that_vanish() -> None:

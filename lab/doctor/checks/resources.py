@@ -5,7 +5,7 @@ from typing import Any
 
 from lab.deploy.tree import in_words
 from lab.doctor.check import Check, listed, warn_all
-from lab.doctor.examined import ONE_MACHINE, Examined, groups
+from lab.doctor.examined import Examined, groups
 
 MIB = 1 << 20
 MEMORY_OF_A_RANK = 512 * MIB
@@ -30,7 +30,7 @@ def cores(exam: Examined) -> list[Check]:
         threads = exam.torch.get(name, {}).get("threads")
         there = f"{own:g} core{'s' * (own != 1)}"
         words[name] = f"{there} for {slots} rank{'s' * (slots > 1)}"
-        if slots > own and exam.on in ONE_MACHINE:
+        if slots > own and exam.is_rehearsal:
             words[name] += ", which take turns: good to rehearse, not to measure"
         elif slots > own:
             cure = "fewer slots, or more cores (slurm.cpus_per_task)"
