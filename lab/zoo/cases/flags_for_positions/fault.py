@@ -8,7 +8,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("total_epochs", type=int)
     parser.add_argument("save_every", type=int)
-    args = parser.parse_args(["--total_epochs", "2", "--save_every", "1"])  # <- fault
+    args = parser.parse_args(["--total_epochs", "2", "--save_every", "1"])
 
     dist.init_process_group("gloo")
     for epoch in range(args.total_epochs):

@@ -1,0 +1,65 @@
+"""Nothing is missed, and nothing is said against what is healthy: every case, run for real."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from lab.zoo.case import Case, Place
+from lab.zoo.registry import all_cases, find_cases
+from lab.zoo.runner import Outcome, Zoo
+from lab.zoo.score import Score, false_alarms
+from lab.zoo.workloads import WORKLOADS, Workload
+
+NODES = 4
+Run = Callable[..., list[Outcome]]
+
+
+def cases(place: Place) -> list[object]:
+    return [pytest.param(case, id=case.name) for case in all_cases() if place in case.where]
+
+
+def zoo_of(place: Place, factory: pytest.TempPathFactory) -> Iterator[Zoo]:
+    with Zoo(factory.mktemp(f"zoo-{place}"), place, NODES) as zoo:
+        yield zoo
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zoo]:
+    yield from zoo_of("local", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zoo]:
+    """Its nodes have warm processes: a run begins at once."""
+    yield from zoo_of("docker", tmp_path_factory)
+
+
+def check(zoo: Zoo, case: Case) -> None:
+    """Run both twins, and expect the right verdict on one and none on the other."""
+    jobs = [partial(zoo.run_case, case, "fault"), partial(zoo.run_case, case, "healthy")]
+    fault, healthy = zoo.each(jobs, lambda _step: None)
+    assert Score(case, fault, healthy).faults == []
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("case", cases("docker"))
+def test_a_fault_is_named_and_its_twin_is_not(docker: Zoo, case: Case) -> None:
+    check(docker, case)
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+def test_healthy_training_is_left_alone(docker: Zoo, workload: Workload) -> None:
+    assert false_alarms(docker.run_workload(workload)) == []
+
+
+@pytest.mark.parametrize("name", ["barrier-on-rank-zero", "no-set-epoch", "bad-sample"])
+def test_without_an_engine(local: Zoo, name: str) -> None:
+    check(local, find_cases([name])[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", cases("local"))
+def test_as_processes_of_this_machine(local: Zoo, case: Case) -> None:
+    check(local, case)
