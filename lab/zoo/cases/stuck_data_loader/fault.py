@@ -28,7 +28,7 @@ rank = dist.get_rank()
 torch.manual_seed(0)
 model = DDP(nn.Linear(8, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-held = open("shard-1.lock", "w")
+held = open(f"shard-{rank}.lock", "w")
 for step, batch in enumerate(DataLoader(Shards(rank), batch_size=8)):
     optimizer.zero_grad()
     model(batch).square().mean().backward()
