@@ -14,7 +14,7 @@ from lab.cli.output import one_line
 from lab.errors import EXIT_FAILURE, UsageError
 
 if TYPE_CHECKING:
-    from lab.training.checkpoint_folder import Found
+    from lab.training.checkpoints.folder import Found
 
 app = typer.Typer(help="Look at checkpoints and check them.", no_args_is_help=True)
 
@@ -111,7 +111,7 @@ def verify(place: PlaceArgument = None, as_json: JsonOption = False) -> None:
 
 
 def _problem(one: "Found") -> str | None:
-    from lab.training.checkpoint_manifest import BadCheckpointError, check_file
+    from lab.training.checkpoints.manifest import BadCheckpointError, check_file
 
     assert one.manifest is not None
     try:
@@ -141,7 +141,7 @@ def _checkpoints(place: str | None) -> list["Found"]:
 
 
 def _found(place: str | None) -> list["Found"]:
-    from lab.training.checkpoint_folder import CHECKPOINT, find, find_all
+    from lab.training.checkpoints.folder import CHECKPOINT, find, find_all
 
     for folder in _folders(place):
         if CHECKPOINT.fullmatch(folder.name) and folder.is_dir():

@@ -14,7 +14,7 @@ from lab.errors import EXIT_FAILURE, LabError
 from lab.lessons.notebook import Notebook, perform, ranks
 from lab.lessons.report import RESULT
 from lab.training.arguments import ArgumentParser
-from lab.training.checkpoint import atomic_file
+from lab.training.checkpoints.files import atomic_file
 from lab.training.world import BACKENDS
 
 

@@ -32,7 +32,7 @@ from lab.prove.report import Place, Report
 from lab.prove.round_trip import round_trip
 from lab.prove.trace import Trace, batches, run_distributed, run_one_process
 from lab.training.arguments import ArgumentParser, count, positive_float, positive_int
-from lab.training.checkpoint import atomic_file
+from lab.training.checkpoints.files import atomic_file
 from lab.training.wine import WineClassifier
 from lab.training.world import BACKENDS, World, join_world
 

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from lab.errors import UsageError
-from lab.training.checkpoint_folder import find_all
 from lab.training.checkpoints import Checkpoints
+from lab.training.checkpoints.folder import find_all
 from lab.training.options import Options
 from lab.training.preemption import has_begun_again
 from lab.training.world import World

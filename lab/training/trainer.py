@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from lab.errors import LabError, UsageError
-from lab.training.checkpoint import checkpoint_folder
 from lab.training.checkpoints import Checkpoints
+from lab.training.checkpoints.files import checkpoint_folder
 from lab.training.measuring import Measuring
 from lab.training.options import Options, microbatches
 from lab.training.order import Order, RankOrder, Samples, load, load_once

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from lab.training import checkpoint_manifest
-from lab.training.checkpoint_manifest import NAME, _checksum
-from lab.training.checkpoints import Checkpoints
+from lab.training.checkpoints import Checkpoints, manifest
+from lab.training.checkpoints.manifest import NAME, _checksum
 from tests.conftest import Lab
 
 STEP_2 = "step-00000002"
@@ -143,14 +142,14 @@ def test_one_that_is_removed_while_it_is_read_is_not_a_bad_one(
 ) -> None:
     from lab.cli import ckpt
 
-    read = checkpoint_manifest.check_file
+    read = manifest.check_file
 
     def removed(path: Path, *arguments: Any, **options: Any) -> None:
         if path.name == STEP_2 and options.get("read", True):
             shutil.rmtree(path)
         read(path, *arguments, **options)
 
-    monkeypatch.setattr(checkpoint_manifest, "check_file", removed)
+    monkeypatch.setattr(manifest, "check_file", removed)
     ckpt.verify(str(folder))
     assert [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()] == [
         "removed while it was read",

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lab.training.checkpoint_folder import find_all
-from lab.training.checkpoint_manifest import check_file
 from lab.training.checkpoints import Checkpoints
+from lab.training.checkpoints.folder import find_all
+from lab.training.checkpoints.manifest import check_file
 from tests.training.checkpointed import Training, seed_by_rank
 
 NAMING = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir")

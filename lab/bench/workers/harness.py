@@ -20,7 +20,7 @@ import torch.distributed as dist
 from lab.bench.suites import RESULT
 from lab.bench.workers.wire_bytes import sent_by_all_nodes
 from lab.training.arguments import ArgumentParser, positive_int
-from lab.training.checkpoint import atomic_file
+from lab.training.checkpoints.files import atomic_file
 from lab.training.world import World, join_world
 
 WARM_UP = 2

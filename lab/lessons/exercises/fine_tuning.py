@@ -25,7 +25,7 @@ Theory
     - To train the body too, once the head has settled: a group of its own, with a smaller rate.
 
 Read
-    lab/training/checkpoints.py; docs/checkpoints.md.
+    lab/training/checkpoints; docs/checkpoints.md.
 """
 
 import sys
@@ -37,11 +37,12 @@ from torch.nn.functional import cross_entropy
 
 from lab.errors import LabError
 from lab.lessons.notebook import Notebook, main
+from lab.lessons.vectors import apart, parameters
 from lab.parallel import DistributedDataParallel, FullyShardedDataParallel
 from lab.parallel.buckets import Bucket
 from lab.parallel.comm_hooks import Pending, allreduce_hook
-from lab.training.checkpoint import checkpoint_folder
 from lab.training.checkpoints import Checkpoints
+from lab.training.checkpoints.files import checkpoint_folder
 from lab.training.world import World
 
 PIXELS, WIDTH = 64, 64
@@ -92,11 +93,11 @@ def exercise(notebook: Notebook) -> None:
     learn(tuned, optimizer, images[few], odd[few], FINE_TUNING, world)
     head_bytes = sum(parameter.nbytes for parameter in model.head.parameters())
     notebook.expect("bytes averaged in a step: the head's", sum(sent) / FINE_TUNING, head_bytes)
-    change = distance(model.body, saved.body)
+    change = apart(parameters(model.body), parameters(saved.body))
     notebook.expect("fine-tuning changed the body by", change, 0.0)
-    everybodys = notebook.gather(flat(model.head))
-    apart = max(float((head - everybodys[0]).abs().max()) for head in everybodys)
-    notebook.expect("the ranks' heads differ by", apart, 0.0)
+    everybodys = notebook.gather(parameters(model.head).cpu())
+    difference = max(apart(head, everybodys[0]) for head in everybodys)
+    notebook.expect("the ranks' heads differ by", difference, 0.0)
 
     nothing = Network(classes=2, seed=1).to(world.device)
     replica = DistributedDataParallel(nothing)
@@ -120,12 +121,13 @@ def load(checkpoints: Checkpoints, notebook: Notebook, saved: Network) -> Networ
     device = notebook.world.device
     model = Network(classes=10, seed=1).to(device)
     notebook.expect("there is a checkpoint", checkpoints.load(model) is not None, True)
-    notebook.expect("saved and loaded weights differ by", distance(model, saved), 0.0)
+    difference = apart(parameters(model), parameters(saved))
+    notebook.expect("saved and loaded weights differ by", difference, 0.0)
     sharded = FullyShardedDataParallel(Network(classes=10, seed=1).to(device))
     checkpoints.load(sharded)
     images, _ = samples(notebook.world)
     with torch.no_grad():
-        change = float((sharded(images) - saved(images)).abs().max())
+        change = apart(sharded(images), saved(images))
     notebook.expect_at_most("outputs of FSDP, loaded, differ by", change, 1e-5)
     try:
         checkpoints.load(Network(classes=2, seed=1).to(device))
@@ -175,16 +177,6 @@ def count_bytes(model: DistributedDataParallel) -> list[int]:
 
     model.register_comm_hook(None, counting)
     return sent
-
-
-def flat(module: nn.Module) -> Tensor:
-    """All parameters as one vector on the CPU, [P]."""
-    return nn.utils.parameters_to_vector(module.parameters()).detach().cpu()
-
-
-def distance(one: nn.Module, other: nn.Module) -> float:
-    """The largest difference of a parameter."""
-    return float((flat(one) - flat(other)).abs().max())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from lab.training.checkpoint_chunks import Chunks
+from lab.training.checkpoints.chunks import Chunks
 
 State = dict[str, Chunks | bytes]
 """What this rank saves, by names: its parts of tensors, and all else as `packed` gives it."""

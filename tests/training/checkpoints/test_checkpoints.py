@@ -13,8 +13,8 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from lab.errors import LabError
 from lab.prove.round_trip import same_bits
-from lab.training.checkpoint_manifest import read_manifest
 from lab.training.checkpoints import Checkpoints
+from lab.training.checkpoints.manifest import read_manifest
 from tests.ranks import RankPool
 from tests.training.checkpointed import (
     KINDS,
@@ -389,5 +389,5 @@ def _leave(folder: Path) -> str:
 
 
 def test_to_look_at_checkpoints_needs_no_torch() -> None:
-    code = "import sys, lab.training.checkpoint_folder; sys.exit('torch' in sys.modules)"
+    code = "import sys, lab.training.checkpoints.folder; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

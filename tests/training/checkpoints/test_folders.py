@@ -13,11 +13,10 @@ import pytest
 import torch.distributed as dist
 
 from lab.errors import LabError
-from lab.training import checkpoint_loading as loading
-from lab.training.checkpoint_folder import find_all
-from lab.training.checkpoint_lock import NAME as LOCK
-from lab.training.checkpoint_manifest import BadCheckpointError, read_manifest
-from lab.training.checkpoints import Checkpoints
+from lab.training.checkpoints import Checkpoints, loading
+from lab.training.checkpoints.folder import find_all
+from lab.training.checkpoints.lock import NAME as LOCK
+from lab.training.checkpoints.manifest import BadCheckpointError, read_manifest
 from tests.ranks import RankPool
 from tests.training.checkpointed import Training, save
 
@@ -25,7 +24,7 @@ REFUSED = "another training saves in"
 HOLDER = """
 import sys, time
 from pathlib import Path
-from lab.training.checkpoint_lock import FolderLock
+from lab.training.checkpoints.lock import FolderLock
 lock = FolderLock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -289,7 +288,7 @@ def test_nodes_with_folders_of_their_own_do_not_mix_them_up(
 
 
 def _load_apart(folder: Path) -> str:
-    from lab.training.checkpoint_ranks import Ranks
+    from lab.training.checkpoints.ranks import Ranks
 
     own = folder / str(dist.get_rank())
     training = Training("none", seed=dist.get_rank())

@@ -11,7 +11,7 @@ def ran(module: str, *arguments: object) -> list[str]:
     """The lines that it printed; it fails where what was left is not good."""
     done = subprocess.run(
         [sys.executable, "-m", f"tests.training.{module}", *map(str, arguments)],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         check=False,

@@ -38,9 +38,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from lab.training import checkpoint_folder as folders
-from lab.training.checkpoint import atomic_file
-from lab.training.checkpoint_manifest import (
+from lab.training.checkpoints import folder as folders
+from lab.training.checkpoints.files import atomic_file
+from lab.training.checkpoints.manifest import (
     NAME,
     BadCheckpointError,
     Chunk,
@@ -50,7 +50,7 @@ from lab.training.checkpoint_manifest import (
     TensorEntry,
     check_file,
 )
-from lab.training.checkpoint_planners import LoadPlanner, SavePlanner, State
+from lab.training.checkpoints.planners import LoadPlanner, SavePlanner, State
 
 
 def write(
@@ -60,7 +60,7 @@ def write(
 
     Args:
         state: this rank's part. What several ranks have under one name is saved once.
-        new: the folder that `checkpoint_folder.begin` made.
+        new: the folder that `folder.begin` made.
         about: what the manifest says beside what is in the files.
         group: the ranks; None: this process alone.
 

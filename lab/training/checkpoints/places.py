@@ -22,7 +22,7 @@ from lab.parallel import (
     StateDictType,
 )
 from lab.parallel.fsdp_state import SHARD_KEYS
-from lab.training.checkpoint_chunks import Chunks
+from lab.training.checkpoints.chunks import Chunks
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """What torch.compile, FSDP and activation checkpointing add to names."""

@@ -11,18 +11,18 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lab.errors import LabError
-from lab.training.checkpoint_folder import find_all
-from lab.training.checkpoint_manifest import (
+from lab.training.checkpoints.folder import find_all
+from lab.training.checkpoints.manifest import (
     BadCheckpointError,
     Manifest,
     check_file,
     printable,
     read_manifest,
 )
-from lab.training.checkpoint_random import restore_random_states
-from lab.training.checkpoint_ranks import Ranks
-from lab.training.checkpoint_state import TrainingState
-from lab.training.checkpoint_storage import read
+from lab.training.checkpoints.random_states import restore_random_states
+from lab.training.checkpoints.ranks import Ranks
+from lab.training.checkpoints.state import TrainingState
+from lab.training.checkpoints.storage import read
 
 MOST_REMOVED = 20
 """How many may be removed while they are read, before that is given up."""

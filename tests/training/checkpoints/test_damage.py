@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from lab.errors import LabError
-from lab.training.checkpoint_manifest import (
+from lab.training.checkpoints import Checkpoints
+from lab.training.checkpoints.manifest import (
     NAME,
     Extent,
     FileEntry,
@@ -25,7 +26,6 @@ from lab.training.checkpoint_manifest import (
     _checksum,
     read_manifest,
 )
-from lab.training.checkpoints import Checkpoints
 from tests.ranks import RankPool
 from tests.training.checkpointed import Training, save
 

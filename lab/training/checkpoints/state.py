@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from lab.errors import LabError
 from lab.parallel import ZeroRedundancyOptimizer
 from lab.parallel.layout import dense_stride
-from lab.training.checkpoint_chunks import Chunks
-from lab.training.checkpoint_manifest import Manifest, TensorEntry
-from lab.training.checkpoint_places import Held, Place, Range, Whole
-from lab.training.checkpoint_planners import State, packed
-from lab.training.checkpoint_storage import dtype_called
+from lab.training.checkpoints.chunks import Chunks
+from lab.training.checkpoints.manifest import Manifest, TensorEntry
+from lab.training.checkpoints.places import Held, Place, Range, Whole
+from lab.training.checkpoints.planners import State, packed
+from lab.training.checkpoints.storage import dtype_called
 
 
 class Stepped:

@@ -17,7 +17,7 @@ from errno import ENOLCK, ENOSYS, EOPNOTSUPP
 from pathlib import Path
 
 from lab.errors import LabError
-from lab.training.checkpoint_manifest import printable
+from lab.training.checkpoints.manifest import printable
 
 NAME = ".training.lock"
 PAUSE = 0.1

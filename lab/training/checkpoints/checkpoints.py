@@ -10,10 +10,9 @@ Whatever the model is wrapped in (nothing, DDP or FSDP of lab.parallel, torch's 
 and whether the optimiser is a plain one or a ZeroRedundancyOptimizer, the checkpoint is the same,
 and loads into any other of these, on any number of ranks, with every bit.
 
-The parts: `checkpoint_places.py` and `checkpoint_state.py` say which rank holds what,
-`checkpoint_chunks.py` how that is cut; `checkpoint_planners.py` and `checkpoint_storage.py` write
-and read it; `checkpoint_manifest.py` says what has to be there, `checkpoint_folder.py` lets it
-appear, and `checkpoint_lock.py` keeps a second training out.
+The parts: `places.py` and `state.py` say which rank holds what, `chunks.py` how that is cut;
+`planners.py` and `storage.py` write and read it; `manifest.py` says what has to be there, `folder.py`
+lets it appear, `claim.py` keeps a second training out, `loading.py` finds what can be used.
 """
 
 import operator
@@ -30,18 +29,18 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lab.errors import LabError
-from lab.training import checkpoint_folder as folders
-from lab.training.checkpoint_chunks import Chunks, shared_out
-from lab.training.checkpoint_claim import Claim
-from lab.training.checkpoint_loading import load_last
-from lab.training.checkpoint_manifest import (
+from lab.training.checkpoints import folder as folders
+from lab.training.checkpoints.chunks import Chunks, shared_out
+from lab.training.checkpoints.claim import Claim
+from lab.training.checkpoints.loading import load_last
+from lab.training.checkpoints.manifest import (
     described,
 )
-from lab.training.checkpoint_planners import State, packed
-from lab.training.checkpoint_random import random_states
-from lab.training.checkpoint_ranks import Ranks
-from lab.training.checkpoint_state import TrainingState
-from lab.training.checkpoint_storage import write
+from lab.training.checkpoints.planners import State, packed
+from lab.training.checkpoints.random_states import random_states
+from lab.training.checkpoints.ranks import Ranks
+from lab.training.checkpoints.state import TrainingState
+from lab.training.checkpoints.storage import write
 
 
 class Checkpoints:

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from lab.errors import LabError
-from lab.training import checkpoint_folder as folders
-from lab.training.checkpoint_lock import FolderLock
-from lab.training.checkpoint_ranks import Ranks
+from lab.training.checkpoints import folder as folders
+from lab.training.checkpoints.lock import FolderLock
+from lab.training.checkpoints.ranks import Ranks
 
 
 class Claim:

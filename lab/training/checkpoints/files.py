@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from lab.training.checkpoint_folder import sync
+from lab.training.checkpoints.folder import sync
 
 
 def checkpoint_folder() -> Path:

@@ -4,7 +4,7 @@
     .step-00000200.1f0c2a9b.new/        one being written; a crash leaves it
     .step-00000200.1f0c2a9b.old/        the one of before, for the moment in which another of the
                                         same step takes its place
-    .training.lock                      see `checkpoint_lock.py`
+    .training.lock                      see `lock.py`
 
 Renaming is the moment in which a checkpoint begins to be there. What a crash leaves of others is
 hidden from everybody, until `tidy` removes it.
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.errors import LabError
-from lab.training.checkpoint_manifest import (
+from lab.training.checkpoints.manifest import (
     BadCheckpointError,
     Manifest,
     check_file,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.training.checkpoint import atomic_file, checkpoint_folder
+from lab.training.checkpoints.files import atomic_file, checkpoint_folder
 
 
 def write(path: Path, text: bytes) -> None:
