@@ -11,8 +11,9 @@ and whether the optimiser is a plain one or a ZeroRedundancyOptimizer, the check
 and loads into any other of these, on any number of ranks, with every bit.
 
 The parts: `places.py` and `state.py` say which rank holds what, `chunks.py` how that is cut;
-`planners.py` and `storage.py` write and read it; `manifest.py` says what has to be there, `folder.py`
-lets it appear, `claim.py` keeps a second training out, `loading.py` finds what can be used.
+`planners.py` and `storage.py` write and read it; `manifest.py` says what has to be there,
+`folder.py` lets it appear, `claim.py` keeps a second training out, and `loading.py` finds what can
+be used.
 """
 
 import operator
