@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from lab.node.processes import descendants, stat, threads
 TICKS = os.sysconf("SC_CLK_TCK")
 """Of a second, as proc(5) counts the processor's time."""
 GONE = "gone"
+SETTLED = 0.02
+"""Seconds for which a process must be stopped to count as that: it may be about to end."""
 
 
 def activity(pid: int) -> dict[str, Any]:
@@ -25,6 +28,9 @@ def activity(pid: int) -> dict[str, Any]:
     if sys.platform != "linux":
         return _as_ps_says(pid)
     fields = stat(pid)
+    if fields is not None and fields[0] == "T":
+        time.sleep(SETTLED)
+        fields = stat(pid)
     if fields is None:
         return {"state": GONE, "cpu_s": None, "threads": None, "busy": None}
     family = [pid, *descendants(pid)]

@@ -7,7 +7,7 @@ whose tensor is too small for what another rank sends, before the rank could say
 import re
 from typing import Any
 
-from lab.rank.frames import RANK, is_users, shown
+from lab.rank.frames import is_labs, is_users, shown
 
 BEGIN = b"Fatal Python error: "
 """How the text begins."""
@@ -27,7 +27,7 @@ def stacks(text: str, start_folder: str) -> list[dict[str, Any]]:
         thread, frame = _THREAD.match(line), _FRAME.match(line)
         if thread:
             found.append({"name": f"thread {thread[1]}", "main": False, "frames": []})
-        elif frame and found and not frame["file"].startswith((RANK, "<frozen runpy>")):
+        elif frame and found and not is_labs(frame["file"]):
             told = {
                 "file": shown(frame["file"], start_folder),
                 "line": int(frame["line"]),

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lab.rank.frames import RANK, is_users, shown
+from lab.rank.frames import RANK, is_labs, is_users, shown
 
 NAME = "py-spy"
 MISSING = "py-spy is not installed on this node: pip install py-spy"
@@ -41,7 +41,7 @@ def parsed(output: bytes, start_folder: str) -> list[dict[str, Any]]:
                 "user": is_users(frame["filename"]),
             }
             for frame in thread["frames"]
-            if not frame["filename"].startswith((RANK, "<frozen runpy>"))
+            if not is_labs(frame["filename"])
         ]
         began = thread["frames"][-1]["filename"] if thread["frames"] else ""
         if main or not began.startswith(RANK):

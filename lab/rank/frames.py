@@ -7,10 +7,16 @@ import os
 from pathlib import Path
 
 STANDARD_LIBRARY = str(Path(os.__file__).parent)
-RANK = str(Path(__file__).parent)
-"""This folder: what runs in a rank beside the script."""
-LIBRARIES = (STANDARD_LIBRARY, RANK, str(Path(__file__).parents[1] / "parallel"), "<")
+_LAB = Path(__file__).parents[1]
+RANK, NODE, PARALLEL = (str(_LAB / name) for name in ("rank", "node", "parallel"))
+"""Folders of lab: what runs beside the script, what starts it, and what it may use."""
+LIBRARIES = (STANDARD_LIBRARY, RANK, NODE, PARALLEL, "<")
 """How the files of those begin who are none of the user's, where no package manager put them."""
+
+
+def is_labs(file: str) -> bool:
+    """Whether a frame is of what lab runs around and beside the script: nobody wants to see it."""
+    return file.startswith((RANK, NODE, "<frozen runpy>"))
 
 
 def is_users(file: str) -> bool:

@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from .frames import RANK, is_users, shown
+from .frames import is_labs, is_users, shown
 
 NEWEST = 256
 """How many collectives are told of, of each group: a difference may lie far back."""
@@ -163,6 +163,6 @@ def _call(frames: Iterable[Mapping[str, Any]], start_folder: str) -> Told:
         if is_users(file):
             site = {"file": shown(file, start_folder), "line": frame["line"]}
             return {"site": {**site, "function": frame["name"]}, "via": via}
-        if not file.startswith(RANK) and not file.endswith(WRAPPERS):
+        if not is_labs(file) and not file.endswith(WRAPPERS):
             via = frame["name"]
     return {"site": None, "via": via}

@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from .arguments import arguments
-from .frames import RANK, is_users, shown
+from .frames import RANK, is_labs, is_users, shown
 from .groups import history, in_flight, sequence_numbers
 from .unused import unused
 
@@ -107,7 +107,7 @@ def _told(frames: Iterable[tuple[FrameType, int]], start_folder: str) -> list[To
     has_code = False
     for frame, line in frames:
         file = frame.f_code.co_filename
-        if not file.startswith((RANK, "<frozen runpy>")) and len(found) < DEPTH:
+        if not is_labs(file) and len(found) < DEPTH:
             told = {
                 "file": shown(file, start_folder),
                 "line": line,

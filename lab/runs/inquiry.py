@@ -45,6 +45,8 @@ class _Round:
     give_up_at: float
     awaited: set[str]
     """Nodes that have not answered."""
+    known: frozenset[str]
+    """Nodes that answered the time before."""
     because: Because | None = None
     """None: it is for pulses alone."""
     stalled_s: float | None = None
@@ -200,9 +202,9 @@ class Inquiry:
         living = [link for link in self._links if not link.done]
         nodes = self._record.nodes
         # Who was silent just now is not waited for.
-        awaited = {link.node.name for link in living if nodes[link.node.name].answered}
-        awaited = awaited or {link.node.name for link in living}
-        self._round = _Round(self._rounds, now, now + patience, awaited, because, stalled_s)
+        known = frozenset(link.node.name for link in living if nodes[link.node.name].answered)
+        awaited = set(known) or {link.node.name for link in living}
+        self._round = _Round(self._rounds, now, now + patience, awaited, known, because, stalled_s)
         self._states = {}
         doors = {
             link.node.name: (self._transport.address(link.node), nodes[link.node.name].port)
@@ -236,8 +238,10 @@ class Inquiry:
         for rank, known in self._record.ranks.items():
             known.state = self._states.get(rank)
         for link in self._links:
-            known_node = self._record.nodes[link.node.name]
-            known_node.alive = known_node.answered or (not link.done and self._is_alive(link))
+            node = self._record.nodes[link.node.name]
+            node.alive = node.answered or link.said_bye or self._is_alive(link)
+            if self._ends is not None and node.alive and link.node.name in over.known:
+                node.answered = True  # the little time that there was is no proof
         evidence = self._record.evidence(over.because, over.stalled_s, None)
         if self._ends is not None:
             self._evidence = evidence
