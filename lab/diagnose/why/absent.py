@@ -17,15 +17,16 @@ def judge_absent(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | Non
 
 def _paused(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     stopped = tuple(sorted(n for n, rank in evidence.ranks.items() if rank.is_stopped))
-    if not stopped:
-        return None
+    timed_out = "imed out" in ((evidence.failure or {}).get("message") or "")
+    if not stopped or (evidence.failure is not None and not timed_out):
+        return None  # what fails at once has another reason
     rank = evidence.ranks[stopped[0]]
     site = next((frame for frame in rank.frames if frame.user), None)
     finding = Finding(
         "paused",
         "error",
-        f"{who(stopped, evidence)} {_is(stopped)} paused: a signal (SIGSTOP, or Ctrl-Z) or a "
-        "debugger has stopped the process",
+        f"{who(stopped, evidence)} {_is(stopped)} paused: a signal (SIGSTOP, or Ctrl-Z) has "
+        "stopped the process",
         ranks=stopped,
         nodes=evidence.nodes_of(stopped),
         innocent=innocents(waits, stopped),

@@ -9,8 +9,8 @@ Json = Mapping[str, Any]
 GroupKey = tuple[str, tuple[int, ...]]
 """A process group: its name, which ranks may use for different groups, and its global ranks."""
 
-STOPPED = ("T", "t")
-"""States of a process (proc(5)) that a signal or a debugger has stopped."""
+STOPPED = "T"
+"""The state of a process (proc(5)) that a signal has stopped."""
 GONE = ("Z", "X", "gone")
 MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
 """What calls a module's forward and its hooks (torch.nn.Module)."""
@@ -117,9 +117,14 @@ class Rank:
         return self.cpu_share is not None and self.cpu_share < IDLE and not self.is_busy
 
     @property
+    def is_in_script(self) -> bool:
+        """Whether its main thread runs the user's code: it has begun, and has not ended."""
+        return any(frame.user for frame in self.frames)
+
+    @property
     def is_stopped(self) -> bool:
         """Whether its process is paused."""
-        return self.ended is None and self.process_state in STOPPED
+        return self.ended is None and self.process_state == STOPPED
 
     @property
     def is_gone(self) -> bool:

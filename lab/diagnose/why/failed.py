@@ -1,6 +1,7 @@
 """The verdict on a rank that has failed by itself; what follows from it are others' failures."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from lab.diagnose.finding import Finding
 from lab.diagnose.why.evidence import Evidence, Json
@@ -13,6 +14,16 @@ from lab.node.words import shortened
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 """What torch's DDP says in the forward after a backward that left parameters out."""
+VICTIM_MEANS = "this is what a rank says whose peer has gone, and none has said why it went"
+NO_MESH = "connectFullMesh failed"
+NO_MESH_MEANS = (
+    "the ranks have met at the master, and could not connect to each other at the addresses that "
+    "each of them gave there"
+)
+NO_MESH_CURE = (
+    "look at GLOO_SOCKET_IFNAME, which says whose address a rank gives (never lo), at the names of "
+    "the nodes, and at firewalls between them (lab doctor)"
+)
 ABORTED = 134
 """How a rank ends that gloo ends (SIGABRT): perhaps because of what another rank has sent."""
 
@@ -36,16 +47,19 @@ def judge_rest(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     failure = evidence.failure
     if failure is None:
         return None
+    message = failure.get("message") or ""
+    if NO_MESH in message:
+        finding = _failed(evidence, failure, waits, (NO_MESH_MEANS,))
+        return replace(finding, cure=NO_MESH_CURE)
     if not consequence(failure.get("chain") or ()):
         return _failed(evidence, failure, waits, ())
-    why = "this is what a rank says when another one has gone, and none has said why it went"
-    return _failed(evidence, failure, waits, (why,))
+    return _failed(evidence, failure, waits, (VICTIM_MEANS,))
 
 
 def _failed(
     evidence: Evidence, failure: Json, waits: Mapping[int, Wait], seen: tuple[str, ...]
 ) -> Finding:
-    ranks = (int(failure["rank"]),)
+    ranks = _alike(evidence, failure)
     place = place_in_words(failure.get("file"), failure.get("line"))
     return Finding(
         "failed",
@@ -58,6 +72,14 @@ def _failed(
         innocent=innocents(waits, ranks),
         evidence=seen,
     )
+
+
+def _alike(evidence: Evidence, failure: Json) -> tuple[int, ...]:
+    """The rank that failed first, and those that raised the same from the same line."""
+    raised = {n: rank.exception for n, rank in evidence.ranks.items() if rank.exception}
+    first = (failure.get("exception"), failure.get("file"), failure.get("line"))
+    same = [n for n, one in raised.items() if (one["kind"], one["file"], one["line"]) == first]
+    return tuple(sorted({int(failure["rank"]), *same}))
 
 
 def _lost(evidence: Evidence, failure: Json, waits: Mapping[int, Wait]) -> Finding:

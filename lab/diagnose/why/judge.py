@@ -22,10 +22,10 @@ QUESTIONS: tuple[Question, ...] = (
     judge_claims,  # is each rank who it says it is?
     judge_failed,  # did a rank fail by itself?
     judge_progress,  # does it hang at all?
+    judge_differing,  # do the ranks call the same collectives?
+    judge_aborted,  # of the same sizes?
     judge_absent,  # are all processes and nodes there, and can they reach each other?
     judge_start,  # have all ranks joined?
-    judge_differing,  # do they call the same collectives?
-    judge_aborted,  # of the same sizes?
     judge_patience,  # do steps take that long?
     judge_late,  # for whom does everybody wait, and what does that rank do?
     judge_deadlock,  # do they wait in a circle?

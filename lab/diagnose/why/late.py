@@ -35,6 +35,8 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     if not reasons:
         return None
     kind: WhyKind = next((one for one in ORDER if one in reasons.values()), "unknown")
+    if kind == "unknown" and evidence.failure is not None:
+        return None
     ranks = tuple(number for number, reason in reasons.items() if reason == kind)
     first = evidence.ranks[ranks[0]]
     activity = activity_of(first)
@@ -69,7 +71,7 @@ def _reason(evidence: Evidence, rank: Rank, waits: Mapping[int, Wait]) -> WhyKin
         return "unused-parameter"
     if doing is Doing.DATA:
         return "data-loader"
-    return "unknown" if doing is Doing.UNKNOWN else "busy-alone"
+    return "busy-alone" if rank.is_in_script else "unknown"
 
 
 def _wait_for(waits: Mapping[int, Wait], ranks: Sequence[int]) -> Wait:

@@ -28,8 +28,16 @@ def judge_start(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None
     joining = _joining(evidence)
     if not joining:
         return None
-    absent = {n: rank for n, rank in evidence.ranks.items() if n not in joining and not rank.groups}
+    failed = evidence.failure is not None
+    absent = {
+        n: rank
+        for n, rank in evidence.ranks.items()
+        # Of those that have failed as well nobody may have heard yet.
+        if n not in joining and not rank.groups and (rank.is_in_script or not failed)
+    }
     found = _missing(evidence, absent) or _wrong_master(evidence, joining)
+    if found is None and failed:
+        return None
     if found is None:
         found = Finding(
             "unknown",
@@ -118,8 +126,11 @@ def _twice(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | Non
 
 def _wrong_master(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | None:
     """Nodes from which the master cannot be reached, or which take themselves for it."""
+    hosts = {evidence.ranks[n].node for n, one in joining.items() if one.arguments.get("rank") == 0}
     found = {
-        name: how for name, node in evidence.nodes.items() if (how := _trouble(node.master or {}))
+        name: how
+        for name, node in evidence.nodes.items()
+        if name not in hosts and (how := _trouble(node.master or {}))
     }
     ranks = tuple(sorted(n for n in joining if evidence.ranks[n].node in found))
     if not ranks:

@@ -112,7 +112,9 @@ def _not_joining(evidence: Evidence) -> frozenset[int]:
     return frozenset(
         number
         for number, rank in evidence.ranks.items()
-        if not rank.groups and activity_of(rank).doing is not Doing.RENDEZVOUS
+        if not rank.groups
+        and activity_of(rank).doing is not Doing.RENDEZVOUS
+        and (rank.is_in_script or evidence.failure is None)
     )
 
 
