@@ -116,6 +116,24 @@ def death(
 
 
 @app.command()
+def audit(
+    topology: TopologyOption = None,
+    nodes: NodesOption = None,
+    slots: SlotsOption = None,
+    on: OnOption = None,
+    runs: RunsOption = 5,
+) -> None:
+    """What `lab run --audit` costs: a training step with and without it, in turns."""
+    from lab.bench.audit import bench_audit
+    from lab.topology import load_topology
+
+    loaded = load_topology(topology, nodes=nodes, slots=slots, on=on)
+    with progress_line() as progress:
+        rows = bench_audit(loaded, runs, progress)
+    _show(f"audit-{loaded.on}", rows)
+
+
+@app.command()
 def link(runs: RunsOption = 3) -> None:
     """Bandwidth between two containers by the rate that the topology asks for."""
     from lab.bench.link import bench_link

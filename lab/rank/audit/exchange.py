@@ -48,6 +48,8 @@ class Exchange:
         self._phase = "forward"
         self._sent: dict[str, int] = {}
         """How often what has been sent, since the beginning."""
+        self._at_step: tuple[dict[str, int], dict[str, int]] = {}, {}
+        """The same, as of the step before and of this one."""
         self._told: dict[int, dict[str, int]] = {}
         """What of it each optimizer's records have told."""
         self._gradients: dict[int, tuple[Tensor, bool]] | None = None  # by address; None: not asked
@@ -73,6 +75,7 @@ class Exchange:
 
         With the `factor` by which that changed it.
         """
+        self._at_step = self._at_step[1], dict(self._sent)
         again, self._again, self._phase = self._again, None, "forward"
         self._forget()
         if again is None:
@@ -81,13 +84,13 @@ class Exchange:
         return {**site, "factor": norms([gradient])[0] / norm if norm else 1.0}
 
     def take(self, optimizer: int) -> dict[str, int]:
-        """What has been sent since this was asked last for that optimizer.
+        """What has been sent since this was asked last for that optimizer, or any has stepped.
 
         How often something large was sent, by phase: `forward` (before backward begins),
         `backward`, `after` (it has ended); `parameters` in place of `forward`; `small`,
         `subgroup` (with some ranks only) and `point_to_point` of any phase.
         """
-        told = self._told.get(optimizer, {})
+        told = self._told.get(optimizer, self._at_step[0])
         self._told[optimizer] = dict(self._sent)
         return {what: n for what, count in self._sent.items() if (n := count - told.get(what, 0))}
 

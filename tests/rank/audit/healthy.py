@@ -1,0 +1,162 @@
+"""Every section trains a model of its own, as it should be. For two ranks.
+
+Prints what came out of each, to the last bit: the audit must change nothing.
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+from lab.parallel import FSDP, ZeroRedundancyOptimizer
+from lab.parallel import DistributedDataParallel as OurDDP
+
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+data = torch.Generator().manual_seed(rank)
+torch.manual_seed(0)
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Dropout(0.1), nn.Linear(9, 1))
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    x = torch.randn(8, 4, generator=data)
+    return x, x.sum(1, keepdim=True)
+
+
+def loss_of(model: nn.Module) -> Tensor:
+    x, y = batch()
+    return mse_loss(model(x), y)
+
+
+def train(
+    name: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    between: Callable[[], object] = lambda: None,
+    after: Callable[[int], None] = lambda step: None,
+) -> None:
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        between()
+        optimizer.step()
+        after(step)
+    show(name, model)
+
+
+def show(name: str, model: nn.Module) -> None:
+    values = [getattr(p, "_local_tensor", p).detach().flatten() for p in model.parameters()]
+    bits = torch.cat(values).view(torch.int32).tolist()
+    print(name, rank, hash(tuple(bits)), torch.initial_seed(), flush=True)
+
+
+def average(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= ranks
+
+
+def average_at_once(model: nn.Module) -> None:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient) / ranks)
+
+
+train("ddp", DistributedDataParallel(net()))
+train("our ddp", OurDDP(net()))
+train("compiled", DistributedDataParallel(torch.compile(net(), backend="aot_eager")))
+
+by_hand = net()
+train("by hand", by_hand, between=lambda: average(by_hand))
+at_once = net()
+train("at once", at_once, between=lambda: average_at_once(at_once))
+
+sharded: Any = fully_shard(net(), mesh=init_device_mesh("cpu", (ranks,)))
+clip = torch.nn.utils.clip_grad_norm_
+train("fsdp2", sharded, between=lambda: clip(sharded.parameters(), 0.1))
+ours = FSDP(net())
+train("our fsdp", ours, between=lambda: ours.clip_grad_norm_(0.1))
+
+for stage in (1, 2):
+    model = OurDDP(net())
+    zero = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.Adam, stage=stage, model=model if stage == 2 else None
+    )
+    train(f"zero {stage}", model, zero)
+
+accumulated = DistributedDataParallel(net())
+optimizer: torch.optim.Optimizer = torch.optim.SGD(accumulated.parameters(), lr=0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    for micro in range(3):
+        with accumulated.no_sync() if micro < 2 else contextlib.nullcontext():
+            (loss_of(accumulated) / 3).backward()
+    clip(accumulated.parameters(), 1.0)
+    optimizer.step()
+show("accumulated", accumulated)
+
+local = net()
+
+
+def average_now_and_then(step: int) -> None:
+    if step % 2:
+        for parameter in local.parameters():
+            dist.all_reduce(parameter.data)
+            parameter.data /= ranks
+
+
+train("local sgd", local, after=average_now_and_then)
+
+plain = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+normed = DistributedDataParallel(plain)
+train("batchnorm", normed)
+normed.eval()
+with torch.no_grad():
+    plain(batch()[0])
+
+generator, critic = (DistributedDataParallel(nn.Linear(4, n)) for n in (4, 1))
+optimizers = [torch.optim.Adam(model.parameters()) for model in (generator, critic)]
+for _ in range(4):
+    for sign, optimizer in zip((-1, 1), optimizers, strict=True):
+        optimizer.zero_grad()
+        (sign * critic(generator(batch()[0])).mean()).backward()
+        optimizer.step()
+show("gan", generator)
+
+network = net()
+network[0].requires_grad_(False)
+teacher = copy.deepcopy(network)
+wrapped = DistributedDataParallel(network)
+optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cpu")
+for step in range(4):
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_of(wrapped) * (float("inf") if step == 1 else 1)  # a step that is left out
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    with torch.no_grad():
+        for slow, fast in zip(teacher.parameters(), network.parameters(), strict=True):
+            slow.lerp_(fast, 0.1 * (rank + 1))
+show("frozen, amp, ema", wrapped)
+
+torch.manual_seed(rank)  # each rank a model of its own
+train("ensemble", net())
+dist.destroy_process_group()

@@ -1,0 +1,108 @@
+"""Faults are found and named where they are; what is as it should be stays as it is, bit by bit."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import Lab
+
+FOLDER = Path(__file__).parent
+HERE = {"weights-differ-at-start", "parameters-differ", "buffers-differ", "no-gradient", "nan"} | {
+    *("gradients-not-reduced", "gradients-reduced-twice", "no-sync-at-step", "local-norm-clipping")
+}
+"""The kinds that these scripts are about; batches are another matter."""
+
+
+def _script(lab: Lab, name: str) -> str:
+    shutil.copy(FOLDER / name, lab.cwd)
+    return name
+
+
+def _findings(lab: Lab) -> list[dict[str, Any]]:
+    verdict = json.loads((lab.runs()[-1] / "verdict.json").read_text())
+    return [finding for finding in verdict["findings"] if finding["kind"] in HERE]
+
+
+def _lines(name: str) -> dict[str, int]:
+    """Where the script's comments say that something is: what it is -> the line."""
+    lines = (FOLDER / name).read_text().splitlines()
+    return {
+        line.partition("# line: ")[2]: number
+        for number, line in enumerate(lines, start=1)
+        if "# line: " in line
+    }
+
+
+def test_each_fault_is_found_with_its_ranks_step_and_line(lab: Lab) -> None:
+    line = _lines("faulty.py")
+    run = lab("run", "--on", "local", "--nodes", "3", "--audit", _script(lab, "faulty.py"))
+    assert run.returncode == 66, run.stderr
+    assert "check of the audit has failed" not in run.stderr
+    found = {(f["kind"], tuple(f["ranks"]), f["step"], f["line"]) for f in _findings(lab)}
+    everybody = (0, 1, 2)
+    assert found == {
+        ("weights-differ-at-start", everybody, 1, line["other"]),
+        ("gradients-not-reduced", everybody, 1, line["step"]),
+        ("gradients-not-reduced", everybody, 1, line["partly"]),
+        ("no-sync-at-step", everybody, 1, line["no_sync"]),
+        ("gradients-reduced-twice", everybody, 2, line["again"]),
+        ("no-gradient", everybody, 4, line["never"]),
+        ("parameters-differ", (1,), 1, line["step"]),
+        ("buffers-differ", everybody, 4, line["eval"]),
+        ("nan", (2,), 2, line["nan"]),
+    }
+    partly = next(f for f in _findings(lab) if f["line"] == line["partly"])
+    assert "b.bias" in partly["summary"]
+    assert "a.weight" not in partly["summary"]
+    assert "lab: nan: the loss of rank 2" in run.stderr
+
+
+def test_healthy_training_is_left_alone_bit_by_bit(lab: Lab) -> None:
+    script = _script(lab, "healthy.py")
+    where = ("run", "--on", "local", "--nodes", "2")
+    plain = lab(*where, script)
+    audited = lab(*where, "--audit", script)
+    assert "check of the audit has failed" not in audited.stderr
+    assert _findings(lab) == []
+    assert sorted(audited.stdout.splitlines()) == sorted(plain.stdout.splitlines())
+    assert len(plain.stdout.splitlines()) > 20, plain.stderr
+
+
+def test_norms_of_parts_are_not_norms_under_torchrun_too(lab: Lab) -> None:
+    script = lab.script(
+        """\
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = fully_shard(nn.Linear(6, 6), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    optimizer.zero_grad()
+    model(torch.randn(8, 6)).square().sum().backward()
+    gradients = [parameter.grad.to_local() for parameter in model.parameters()]
+    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+    for gradient in gradients:
+        gradient /= norm
+    optimizer.step()
+dist.destroy_process_group()
+"""
+    )
+    where = ("--on", "local", "--nodes", "2", "--engine", "torchrun")
+    run = lab("run", *where, "--audit", script)
+    assert run.returncode == 66, run.stderr
+    (finding,) = _findings(lab)
+    assert finding["kind"] == "local-norm-clipping"
+    assert finding["ranks"] == [0, 1]
+    assert finding["line"] == 18
+
+
+def test_the_audit_is_for_python(lab: Lab) -> None:
+    run = lab("run", "--on", "local", "--audit", "--no-python", "true")
+    assert run.returncode == 2
+    assert "--audit" in run.stderr
