@@ -10,6 +10,9 @@ from lab.diagnose.words import ranks_in_words
 TOLERANCE = 1e-2
 """Relative: factors of clipping that differ by more are not the same."""
 
+KEPT = 64
+"""Steps that wait for ranks which have not come to them."""
+
 
 class ReducedTwice:
     """Takes what each rank has seen by itself: a sum of gradients that had been summed."""
@@ -74,6 +77,8 @@ class LocalNorm:
         ranks = self._steps.setdefault((record["optimizer"], record["count"]), {})
         ranks[rank] = record["scaled"]
         if len(ranks) < self._world_size:
+            if len(self._steps) > KEPT:
+                del self._steps[min(self._steps, key=lambda key: key[1])]
             return []
         del self._steps[record["optimizer"], record["count"]]
         factors = {rank: scaled["by"] for rank, scaled in sorted(ranks.items())}

@@ -61,12 +61,11 @@ class Layouts:
         """One of them."""
         return self._all.get(optimizer, {}).get(rank)
 
-    def replicas(self, optimizer: int, ranks: Sequence[int]) -> list[tuple[int, ...]]:
+    def replicas(self, optimizer: int) -> list[tuple[int, ...]]:
         """The ranks in sets that train the same: equal names and shapes, one group of DDP."""
         alike: dict[object, list[int]] = {}
-        for rank in ranks:
-            layout = self.of(optimizer, rank)
-            if layout is not None and layout.together:
+        for rank, layout in self._all.get(optimizer, {}).items():
+            if layout.together:
                 same = layout.names, layout.shapes, layout.parts, layout.group
                 alike.setdefault(same, []).append(rank)
         return [tuple(sorted(those)) for those in alike.values() if len(those) > 1]

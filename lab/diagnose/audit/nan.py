@@ -8,6 +8,10 @@ from lab.diagnose.finding import Finding, Innocent
 from lab.diagnose.words import ranks_in_words
 
 
+KEPT = 64
+"""Steps that wait for ranks which have not come to them."""
+
+
 class NotFinite:
     """Looks for the rank whose loss was the first that was no number."""
 
@@ -18,6 +22,8 @@ class NotFinite:
         self._layouts = Layouts()
         self._fine: set[tuple[int, int]] = set()  # optimizer, rank: finite at some step
         self._bad: dict[int, dict[int, dict[int, Record]]] = {}  # optimizer -> step -> rank
+        self._losses: dict[int, dict[str, Any]] = {}
+        """Each rank's first bad loss."""
         self._said = False
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
@@ -25,11 +31,15 @@ class NotFinite:
         if record["check"] == "layout":
             self._layouts.feed(rank, record)
             return []
+        if record["bad_loss"] is not None:
+            self._losses[rank] = record["bad_loss"]
         optimizer, count = record["optimizer"], record["count"]
         steps = self._bad.setdefault(optimizer, {})
         ranks = steps.setdefault(count, {})
         ranks[rank] = record
         if len(ranks) < self._world_size:
+            if len(steps) > KEPT:
+                del steps[min(steps)]
             return []
         del steps[count]
         return self._judge(optimizer, ranks)
@@ -51,9 +61,7 @@ class NotFinite:
         if not affected or self._said or not any((optimizer, r) in self._fine for r in affected):
             return []  # what was so at the start is so on purpose
         self._said = True
-        began: dict[int, dict[str, Any]] = {
-            rank: record["bad_loss"] for rank, record in ranks.items() if record["bad_loss"]
-        }
+        began = self._losses
         first = min((loss["backward"] for loss in began.values()), default=None)
         guilty = tuple(sorted(rank for rank, loss in began.items() if loss["backward"] == first))
         layout = self._layouts.of(optimizer, affected[0])

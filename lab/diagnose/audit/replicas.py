@@ -17,6 +17,8 @@ class Replicas:
         self._world_size = world_size
         self._layouts = Layouts()
         self._steps: dict[tuple[int, int], dict[int, Record]] = {}
+        self._latest: dict[tuple[int, int], int] = {}
+        """The last step of each optimizer on each rank."""
         self._followed: dict[tuple[int, tuple[int, ...]], Divergence] = {}
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
@@ -25,19 +27,22 @@ class Replicas:
             self._layouts.feed(rank, record)
             return []
         key = record["optimizer"], record["count"]
+        self._latest[record["optimizer"], rank] = record["count"]
         ranks = self._steps.setdefault(key, {})
         ranks[rank] = record
         if len(ranks) == self._world_size:
             return self._compare(*key)
-        if len(self._steps) > KEPT:
-            return self._compare(*min(self._steps, key=lambda key: key[1]))
+        if len(self._steps) > KEPT:  # ranks look at other steps where they have less time
+            del self._steps[min(self._steps, key=lambda key: key[1])]
         return []
 
     def close(self) -> list[Finding]:
         """See `Judge`."""
         found = []
-        for key in sorted(self._steps):
-            found += self._compare(*key)
+        for optimizer, count in sorted(self._steps):
+            missing = set(range(self._world_size)) - self._steps[optimizer, count].keys()
+            if all(self._latest.get((optimizer, rank), 0) < count for rank in missing):
+                found += self._compare(optimizer, count)
         for divergence in self._followed.values():
             found += divergence.close()
         return found
@@ -46,12 +51,15 @@ class Replicas:
         """Compare what has come for one step, among ranks that train the same."""
         records = self._steps.pop((optimizer, count))
         found = []
-        for ranks in self._layouts.replicas(optimizer, list(records)):
+        for ranks in self._layouts.replicas(optimizer):
+            present = {rank: records[rank] for rank in ranks if rank in records}
+            if len(present) < 2:
+                continue
             key = optimizer, ranks
             if key not in self._followed:
                 layout = self._layouts.of(optimizer, ranks[0])
                 assert layout is not None
                 made = {rank: self._layouts.made.get((optimizer, rank)) for rank in ranks}
                 self._followed[key] = Divergence(layout, made)
-            found += self._followed[key].compare(count, {rank: records[rank] for rank in ranks})
+            found += self._followed[key].compare(count, present)
         return found
