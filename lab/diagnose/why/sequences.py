@@ -172,10 +172,12 @@ def _is_known(calls: Calls, call: Collective, seq: int) -> bool:
 
 def distance(calls: Calls, seq: int, is_it: Callable[[Collective], bool]) -> int:
     """How many calls later than this one another came in the round before; 0: it did not."""
-    alike = _rounds(calls, seq)
-    if not alike:
+    before = [earlier + 1 for earlier in _rounds(calls, seq)]
+    # Else, in the second round of a loop, where this call was the first time.
+    before = before or [n for n, call in calls.items() if n < seq and _same(call, calls[seq])]
+    if not before:
         return 0
-    now = max(alike) + 1
+    now = max(before)
     return next((n - now for n in range(now, seq) if is_it(calls[n])), 0)
 
 

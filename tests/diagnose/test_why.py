@@ -1,0 +1,359 @@
+"""The judge of hangs on what was seen: who is named, who is not, and when nobody is."""
+
+from typing import Any
+
+import pytest
+
+from lab.diagnose.finding import Finding
+from lab.diagnose.why import diagnose
+from tests.diagnose.seen import C10D, NOW, Json, call, evidence, frames, rank
+
+STEP = [call(n) for n in range(1, 5)]
+
+
+def named(finding: Finding) -> tuple[str, tuple[int, ...], int | None]:
+    return finding.kind, finding.ranks, finding.line
+
+
+def waiting(**changes: Any) -> Json:
+    """A rank that waits in the fourth call."""
+    return rank(STEP, waits=True, **changes)
+
+
+def late(line: int = 20, **changes: Any) -> Json:
+    """A rank that has called three, and is elsewhere."""
+    return rank(STEP[:3], stack=frames(line), **changes)
+
+
+# Nodes and networks
+
+
+def test_a_paused_process_is_named_with_the_line_it_stopped_at() -> None:
+    found = diagnose(evidence([waiting(), late(state="T"), waiting()]))
+    assert named(found) == ("paused", (1,), 20)
+    assert found.innocent[0].ranks == (0, 2)
+
+
+def test_a_node_is_dead_when_neither_it_nor_its_network_answers() -> None:
+    gone = {"alive": False, "answered": False}
+    sees = {"peers": {"node1": "timeout"}}
+    silent = rank(source=None, stack=None)
+    found = diagnose(evidence([waiting(), silent], nodes={"node1": gone, "node0": sees}))
+    assert (found.kind, found.ranks, found.nodes) == ("dead", (1,), ("node1",))
+
+
+def test_a_node_is_frozen_when_its_network_answers_and_it_does_not() -> None:
+    gone = {"alive": False, "answered": False}
+    sees = {"peers": {"node1": "refused"}}  # by its kernel
+    found = diagnose(evidence([waiting(), rank()], nodes={"node1": gone, "node0": sees}))
+    assert (found.kind, found.ranks) == ("paused", (1,))
+    assert "frozen" in found.summary
+
+
+def test_a_node_whose_ranks_have_ended_needs_not_answer() -> None:
+    ended = rank(ended={"code": 0, "signal": None})
+    found = diagnose(evidence([waiting(), ended], nodes={"node1": {"answered": False}}))
+    assert (found.kind, found.ranks) == ("ended-early", (1,))
+
+
+def test_a_process_that_is_gone_is_dead() -> None:
+    found = diagnose(evidence([waiting(), rank(state="gone")]))
+    assert (found.kind, found.ranks) == ("dead", (1,))
+
+
+def test_the_node_that_no_other_reaches_is_cut_off() -> None:
+    peers = {
+        "node0": {"peers": {"node1": "ok", "node2": "timeout"}},
+        "node1": {"peers": {"node0": "ok", "node2": "timeout"}},
+        "node2": {"peers": {"node0": "timeout", "node1": "timeout"}},
+    }
+    found = diagnose(evidence([waiting(), waiting(), waiting()], nodes=peers))
+    assert (found.kind, found.ranks, found.nodes) == ("partitioned", (2,), ("node2",))
+
+
+def test_of_one_broken_pair_both_sides_are_named() -> None:
+    peers = {"node0": {"peers": {"node1": "timeout", "node2": "ok"}}}
+    found = diagnose(evidence([waiting(), waiting(), waiting()], nodes=peers))
+    assert (found.kind, found.ranks) == ("partitioned", (0, 1))
+    assert "node0 and node1 cannot reach each other" in found.summary
+
+
+def test_a_port_that_nobody_listens_on_is_no_partition() -> None:
+    peers = {"node0": {"peers": {"node1": "refused"}}}
+    assert diagnose(evidence([waiting(), late()], nodes=peers)).kind == "busy-alone"
+
+
+# Lists of collectives
+
+
+def test_two_against_two_nobody_is_guilty() -> None:
+    ones = [rank([call(1, "barrier", 8)], waits=True) for _ in range(2)]
+    others = [rank([call(1, line=9)], waits=True) for _ in range(2)]
+    found = diagnose(evidence([*ones, *others]))
+    assert named(found) == ("mismatched-collective", (0, 1, 2, 3), None)
+    assert "nothing tells which of them is right" in found.evidence[-1]
+
+
+def test_other_shapes_at_the_same_line_are_a_mismatch_not_an_extra_call() -> None:
+    found = diagnose(
+        evidence(
+            [
+                rank([*STEP, call(5)], waits=True),
+                rank([*STEP, call(5)], waits=True),
+                rank([*STEP, call(5, shape=(3,))], waits=True),
+            ]
+        )
+    )
+    assert named(found) == ("mismatched-collective", (2,), 10)
+    assert "[3] float32" in found.summary
+
+
+def test_a_call_is_missed_that_came_in_every_round_before() -> None:
+    loop = [call(n, line=10 + n % 2) for n in range(1, 9)]
+    # Rank 0 alone goes on as before, but the two who differ are the majority: both know the call.
+    skipped = [*loop, call(9, line=10)]
+    found = diagnose(
+        evidence(
+            [
+                rank([*loop, call(9, line=11)], waits=True),
+                rank(skipped, waits=True, stack=frames(30)),
+                rank([*loop, call(9, line=11)], waits=True),
+            ]
+        )
+    )
+    # The tensors go together, and nothing else follows: the calls meet, whatever their lines.
+    assert found.kind != "skipped-collective"
+
+
+def test_a_first_number_that_is_not_recorded_any_more_is_said() -> None:
+    ours = [call(n, "barrier" if n % 2 else "all_reduce", 10 + n % 2) for n in range(400, 410)]
+    theirs = [call(n, "all_reduce" if n % 2 else "barrier", 11 - n % 2) for n in range(400, 410)]
+    found = diagnose(
+        evidence([rank(ours, waits=True), rank(ours, waits=True), rank(theirs, waits=True)])
+    )
+    assert found.ranks == (2,)
+    assert "not recorded any more" in found.evidence[0]
+
+
+def test_skipping_ddps_all_reduce_without_gradients_is_an_unused_parameter() -> None:
+    def lists(last: Json) -> list[Json]:
+        return [call(1, line=9, via="backward"), call(2, "barrier", 12), last]
+
+    reduces = lists(call(3, line=9, via="backward"))
+    goes_on = rank(lists(call(3, "barrier", 12)), waits=True, unused=["head.weight", "frozen"])
+    others = [rank(reduces, waits=True, unused=["frozen"]) for _ in range(2)]
+    found = diagnose(evidence([others[0], goes_on, others[1]]))
+    assert named(found) == ("unused-parameter", (1,), 12)
+    assert found.summary.endswith("; no gradient: head.weight")
+
+
+# Ranks that are late
+
+
+def test_who_waits_for_the_late_one_is_not_late_itself() -> None:
+    waits_for_2 = rank(
+        [call(1)],
+        stack=[
+            {
+                "file": f"/site-packages/{C10D}",
+                "line": 1,
+                "function": "recv",
+                "user": False,
+                "arguments": {"src": 2, "group": "0"},
+            },
+            *frames(11),
+        ],
+    )
+    found = diagnose(evidence([rank(STEP[:2], waits=True), waits_for_2, rank(STEP[:1])]))
+    assert found.ranks == (2,)
+
+
+def test_without_a_stack_the_late_rank_is_named_and_nothing_is_made_up() -> None:
+    mute = rank(STEP[:3], source=None, error="ptrace is denied on this node", state="R")
+    found = diagnose(evidence([waiting(), mute]))
+    assert named(found) == ("unknown", (1,), None)
+    assert "ptrace is denied" in found.summary
+
+
+def test_a_data_loader_in_the_main_thread_names_the_line_of_the_dataset() -> None:
+    stack = [
+        {"file": "data.py", "line": 7, "function": "Photos.__getitem__", "user": True},
+        {
+            "file": "/site-packages/torch/utils/data/dataloader.py",
+            "line": 1,
+            "function": "_BaseDataLoaderIter.__next__",
+            "user": False,
+        },
+        *frames(20),
+    ]
+    found = diagnose(evidence([waiting(), late(), waiting()]))
+    assert found.kind == "busy-alone"
+    found = diagnose(evidence([waiting(), rank(STEP[:3], stack=stack), waiting()]))
+    assert (found.kind, found.file, found.line) == ("data-loader", "data.py", 7)
+
+
+def test_a_rank_waits_for_its_gpu_wherever_its_stack_is() -> None:
+    """cudaStreamSynchronize, in `loss.item()`, spins."""
+    spins = rank(
+        STEP,
+        waits=True,
+        stack=frames(15, code="print(loss.item())"),
+        share=1.0,
+        state="R",
+        backend="cuda:nccl",
+    )
+    found = diagnose(evidence([spins, late(backend="cuda:nccl")]))
+    assert named(found) == ("busy-alone", (1,), 20)
+
+
+def test_work_that_is_begun_and_not_waited_for_does_not_make_a_rank_wait() -> None:
+    ahead = rank(STEP, waits=True, stack=frames(20, code="time.sleep(1000)"))
+    found = diagnose(evidence([ahead, late(30)]))
+    assert found.kind == "unknown"
+
+
+@pytest.mark.parametrize("state", ["R", "S"])
+def test_a_busy_rank_on_a_crowded_machine_is_not_called_idle(state: str) -> None:
+    found = diagnose(evidence([waiting(), late(share=0.1, state=state)]))
+    assert "no processor time" not in found.summary
+
+
+# No hang
+
+
+def test_collectives_that_move_are_no_hang() -> None:
+    moving = waiting()
+    moving["pulses"] = [
+        {"time": NOW - 4, "cpu_s": 1.0, "seqs": {"0": 10}},
+        {"time": NOW, "cpu_s": 2.0, "seqs": {"0": 14}},
+    ]
+    found = diagnose(evidence([moving, late()], because="asked"))
+    assert (found.kind, found.severity, found.ranks) == ("slow", "warning", ())
+    assert "began 4 collectives" in found.summary
+
+
+def test_steps_that_always_take_long_are_no_hang() -> None:
+    steps = [call(n, ago=100 - 20 * n) for n in range(1, 5)]  # 20 s each; the last 20 s ago
+    found = diagnose(evidence([rank(steps, waits=True), rank(steps[:3], stack=frames(20))]))
+    assert found.kind == "slow"
+    steps[-1]["time"] = NOW - 50
+    found = diagnose(evidence([rank(steps, waits=True), rank(steps[:3], stack=frames(20))]))
+    assert named(found) == ("busy-alone", (1,), 20)
+
+
+def test_who_asks_in_the_middle_of_a_step_is_told_of_no_hang() -> None:
+    steps = [*STEP[:3], call(4, ago=3)]
+    ranks = [rank(steps, waits=True), rank(steps[:3], stack=frames(20))]
+    assert diagnose(evidence(ranks, because="asked")).kind == "slow"
+    assert diagnose(evidence(ranks, because="stall")).kind == "busy-alone"
+
+
+def test_all_ranks_that_compute_are_no_hang() -> None:
+    ranks = [rank(STEP, stack=frames(20), share=0.9) for _ in range(3)]
+    assert diagnose(evidence(ranks, because="asked")).kind == "slow"
+
+
+def test_all_in_the_same_call_and_nothing_moves_is_unknown() -> None:
+    found = diagnose(evidence([waiting(), waiting()]))
+    assert (found.kind, found.ranks) == ("unknown", ())
+    moved = diagnose(evidence([waiting(share=0.2), waiting()]))
+    assert moved.kind == "slow"
+
+
+def test_nothing_at_all_is_unknown() -> None:
+    found = diagnose(evidence([rank(source=None, share=None), rank(source=None, share=None)]))
+    assert (found.kind, found.ranks) == ("unknown", ())
+
+
+# The start
+
+
+def joins(number: int, size: int, line: int = 5, address: str = "node0") -> Json:
+    stack = frames(line, (C10D, "init_process_group"))
+    stack[0]["arguments"] = {"rank": number, "world_size": size, "master_addr": address}
+    return rank(stack=stack)
+
+
+def test_a_node_that_takes_itself_for_the_master_is_named() -> None:
+    wrong = {"master": {"resolves": "127.0.0.1", "reach": "refused"}}
+    own = {"master": {"resolves": "10.0.0.1", "reach": "refused"}}  # it listens on localhost alone
+    ranks = [joins(n, 2, address="localhost") for n in range(2)]
+    found = diagnose(evidence(ranks, nodes={"node0": own, "node1": wrong}))
+    assert named(found) == ("rendezvous", (1,), 5)
+    assert "localhost (itself)" in found.summary
+    assert "this node itself" in found.summary
+
+
+def test_all_that_join_and_nobody_missing_is_unknown() -> None:
+    assert diagnose(evidence([joins(0, 2), joins(1, 2)])).kind == "unknown"
+
+
+# Failures
+
+
+def failure(number: int, message: str, **changes: Any) -> Json:
+    chain = [{"kind": "RuntimeError", "message": message}]
+    raised = {"exception": "RuntimeError", "message": message, "chain": chain}
+    return (
+        {"rank": number, "node": f"node{number}", "kind": "exception", "exit_code": 1}
+        | raised
+        | changes
+    )
+
+
+LOST = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+
+
+def test_victims_point_to_the_rank_that_ended_well_before() -> None:
+    told = {"kind": "RuntimeError", "file": "train.py", "line": 10}
+    chain = failure(0, LOST)["chain"]
+    victim = rank(
+        STEP,
+        stack=frames(10, (C10D, "all_reduce")),
+        ended={"code": 1, "signal": None},
+        exception={**told, "message": LOST, "chain": chain},
+    )
+    well = rank(ended={"code": 0, "signal": None})
+    found = diagnose(
+        evidence([victim, well], because="failure", failure=failure(0, LOST, file="train.py"))
+    )
+    assert named(found) == ("ended-early", (1,), 10)
+    assert found.innocent[0].ranks == (0,)
+
+
+def test_an_own_failure_is_not_blamed_on_who_is_slow() -> None:
+    own = failure(1, "no such file: data.bin", file="train.py", line=3)
+    found = diagnose(evidence([waiting(), rank(), late()], because="failure", failure=own))
+    assert named(found) == ("failed", (1,), 3)
+
+
+def test_a_timeout_is_blamed_on_the_rank_that_was_awaited() -> None:
+    message = "[gloo] Timed out waiting 1800000ms for recv operation to complete"
+    victim = rank(
+        STEP,
+        stack=frames(10, (C10D, "all_reduce")),
+        exception={
+            "kind": "RuntimeError",
+            "file": "train.py",
+            "line": 10,
+            "message": message,
+            "chain": failure(0, message)["chain"],
+        },
+    )
+    given = failure(0, message, file="train.py", line=10)
+    found = diagnose(evidence([victim, late(33)], because="failure", failure=given))
+    assert named(found) == ("busy-alone", (1,), 33)
+    paused = evidence([victim, late(33, state="T")], because="failure", failure=given)
+    assert named(diagnose(paused)) == ("paused", (1,), 33)
+
+
+def test_a_victim_of_nobody_known_is_told_as_one() -> None:
+    found = diagnose(evidence([rank(), rank()], because="failure", failure=failure(1, LOST)))
+    assert (found.kind, found.ranks) == ("failed", (1,))
+    assert "whose peer has gone" in found.evidence[0]
+
+
+def test_a_lost_node_is_dead() -> None:
+    lost = failure(1, "the connection was lost", kind="node-lost", exception=None, chain=[])
+    found = diagnose(evidence([waiting(), rank()], because="failure", failure=lost))
+    assert (found.kind, found.ranks, found.nodes) == ("dead", (1,), ("node1",))
