@@ -357,3 +357,19 @@ def test_a_lost_node_is_dead() -> None:
     lost = failure(1, "the connection was lost", kind="node-lost", exception=None, chain=[])
     found = diagnose(evidence([waiting(), rank()], because="failure", failure=lost))
     assert (found.kind, found.ranks, found.nodes) == ("dead", (1,), ("node1",))
+
+
+def test_a_victim_that_is_busy_with_its_traceback_had_waited_in_backward() -> None:
+    chain = failure(0, LOST)["chain"]
+    victim = rank(
+        [*STEP[:3], call(4, via="backward")],
+        stack=frames(10, ("torch/autograd/graph.py", "_engine_run_backward")),
+        exception={"kind": "RuntimeError", "file": "train.py", "line": 10, "chain": chain},
+        state="R",
+        share=1.0,
+    )
+    well = rank(ended={"code": 0, "signal": None})
+    found = diagnose(
+        evidence([victim, well], because="failure", failure=failure(0, LOST, file="train.py"))
+    )
+    assert named(found) == ("ended-early", (1,), 10)

@@ -87,8 +87,8 @@ def _call_in_progress(rank: Rank, activity: Activity) -> Collective | None:
     pending = next((call for call in rank.collectives if not call.done), None)
     if pending is not None and "nccl" in rank.groups[pending.group]:
         return pending  # a process that waits for its GPU is busy, wherever it does
-    if doing is Doing.BACKWARD and rank.is_busy:
-        return None
+    if doing is Doing.BACKWARD and rank.is_busy and rank.exception is None:
+        return None  # it computes
     if pending is not None:
         return pending if doing is not Doing.ELSE or _may_be_in_wait(rank, activity) else None
     last = rank.collectives[-1] if rank.collectives else None
