@@ -4,17 +4,17 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
 from lab.cli.console import progress_line, table_console
-from lab.cli.options import JsonOption
+from lab.cli.options import JsonOption, OnOption, TopologyOption
 from lab.cli.output import say
 from lab.errors import EXIT_FAILURE, UsageError
 
 if TYPE_CHECKING:
-    from lab.zoo.case import Case
+    from lab.zoo.case import Case, Place
     from lab.zoo.score import Score
 
 app = typer.Typer(
@@ -65,7 +65,7 @@ def explain(names: Annotated[list[str], _NAMES]) -> None:
             print(fill(f"{what}: {text}", width=92, subsequent_indent="  ") + "\n")
         print(case.difference)
         print(f"script: {case.folder / 'fault.py'}")
-        print(f"do it:  lab zoo run {case.name}{_place(case)}")
+        print(f"do it:  lab zoo run {case.name}{_elsewhere(case)}")
 
 
 @app.command()
@@ -74,9 +74,8 @@ def run(
     run_all: Annotated[
         bool, typer.Option("--all", help="All cases of the place, and healthy training jobs.")
     ] = False,
-    on: Annotated[
-        str, typer.Option("--on", metavar="PLACE", help="Where: local, docker, ssh or slurm.")
-    ] = "local",
+    topology: TopologyOption = None,
+    on: OnOption = None,
     at_once: Annotated[int, typer.Option("--at-once", min=1, help="Runs at a time.")] = 2,
     as_json: JsonOption = False,
 ) -> None:
@@ -84,13 +83,15 @@ def run(
 
     Exit code 1 where a kind, a rank or a line is not right, or where something is said against a
     healthy run. Scripts and runs are in outputs/zoo, to look into: lab why and lab logs there.
+
+    By default as processes of this machine; with -t on the hosts of a topology.
     """
     from lab.zoo.registry import all_cases, find_cases
-    from lab.zoo.runner import Zoo, check_place
+    from lab.zoo.runner import Zoo
     from lab.zoo.score import Score, false_alarms
     from lab.zoo.workloads import WORKLOADS
 
-    place = check_place(on)
+    place = _place_of(topology, on)
     if run_all == bool(names):
         raise UsageError("name cases, or --all; lab zoo list shows them")
     if run_all:
@@ -99,10 +100,13 @@ def run(
         cases = find_cases(names or ())
         for case in cases:
             if place not in case.where:
-                raise UsageError(f"{case.name} does not occur there; add{_place(case)}")
+                raise UsageError(f"{case.name} does not occur there; add{_elsewhere(case)}")
     workloads = WORKLOADS if run_all else ()
     nodes = max(run.nodes for run in (*cases, *workloads))
-    with progress_line() as progress, Zoo(Path("outputs", "zoo"), place, nodes, at_once) as zoo:
+    if topology is not None and Path(topology).is_file():
+        topology = str(Path(topology).absolute())  # the zoo has a folder of its own
+    zoo = Zoo(Path("outputs", "zoo"), place, nodes, at_once, topology)
+    with progress_line() as progress, zoo:
         jobs = [partial(zoo.run_case, case, "fault") for case in cases]
         jobs += [partial(zoo.run_case, case, "healthy") for case in cases]
         jobs += [partial(zoo.run_workload, workload) for workload in workloads]
@@ -125,7 +129,17 @@ def run(
     raise typer.Exit(0 if ok else EXIT_FAILURE)
 
 
-def _place(case: "Case") -> str:
+def _place_of(topology: str | None, on: str | None) -> "Place":
+    from lab.topology import load_topology
+    from lab.zoo.case import Place
+
+    place = "local" if topology is None and on is None else load_topology(topology, on=on).on
+    if place not in get_args(Place):
+        raise UsageError(f"nobody watches a run on {place} for ranks that wait; use --on docker")
+    return cast("Place", place)
+
+
+def _elsewhere(case: "Case") -> str:
     return "" if "local" in case.where else f" --on {case.where[0]}"
 
 

@@ -17,7 +17,8 @@ MARK = re.compile(r"  # <- fault$", re.MULTILINE)
 """Ends the lines that a finding may name. Ranks never see it: `Case.script` leaves it out."""
 
 Twin = Literal["fault", "healthy"]
-Place = Literal["local", "docker", "ssh", "slurm"]
+Place = Literal["local", "docker", "ssh"]
+"""Where a controller watches the ranks; on Slurm nobody does."""
 
 
 class Expected(BaseModel):
@@ -43,7 +44,7 @@ class Case(BaseModel):
     """What follows from the fault, and may be found besides."""
     nodes: int
     slots: int
-    where: tuple[Place, ...] = ("local", "docker", "ssh", "slurm")
+    where: tuple[Place, ...] = ("local", "docker", "ssh")
     """Where it can occur."""
     shm: str | None = None
     """Shared memory of the containers, where the fault needs them to have little."""

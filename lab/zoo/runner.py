@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 from lab.channel import Progress
-from lab.errors import LabError, UsageError
+from lab.errors import LabError
 from lab.runs.files import write_atomically
 from lab.zoo.case import Case, Place, Twin
 from lab.zoo.workloads import Workload
@@ -33,8 +33,6 @@ SCRIPT = "train.py"
 class Outcome:
     """What lab said of one run."""
 
-    command: tuple[str, ...]
-    """To do it again, in the folder of the zoo."""
     run: str | None
     """The run's id; None: it never began."""
     verdict: dict[str, Any]
@@ -43,24 +41,16 @@ class Outcome:
     """By lab on stderr, where there is no verdict."""
 
 
-def check_place(name: str) -> Place:
-    """The place of that name.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if name not in get_args(Place):
-        raise UsageError(f"--on {name}: there is no such place; it is {', '.join(get_args(Place))}")
-    return cast("Place", name)
-
-
 class Zoo:
     """A folder of copies of the scripts, with its own nodes and its own `runs`."""
 
-    def __init__(self, folder: Path, on: Place, nodes: int, at_once: int = 2) -> None:
-        """`nodes`: how many the runs need at most."""
+    def __init__(
+        self, folder: Path, on: Place, nodes: int, at_once: int = 2, topology: str | None = None
+    ) -> None:
+        """`nodes`: how many the runs need at most; `topology`: of which hosts, on ssh."""
         self._folder = folder
         self._on = on
+        self._hosts = [] if topology is None else ["-t", topology]
         self._nodes = nodes
         self._at_once = at_once
         self._running: set[subprocess.Popen[str]] = set()
@@ -83,10 +73,8 @@ class Zoo:
         start = Path(case.name, twin)
         (self._folder / start).mkdir(parents=True, exist_ok=True)
         write_atomically(self._folder / start / SCRIPT, case.script(twin))
-        topology = self._topology(case)
-        return self._run(
-            [*topology, "--stall", str(STALL[twin]), "--cwd", str(start), SCRIPT],
-        )
+        stall = ["--stall", str(STALL[twin])]
+        return self._run([*self._topology(case), *stall, "--cwd", str(start), SCRIPT])
 
     def run_workload(self, workload: Workload) -> Outcome:
         """Run a healthy training job of lab's own."""
@@ -112,7 +100,7 @@ class Zoo:
                 raise
 
     def _where(self, nodes: int, slots: int) -> list[str]:
-        return ["--on", self._on, "--nodes", str(nodes), "--slots", str(slots)]
+        return [*self._hosts, "--on", self._on, "--nodes", str(nodes), "--slots", str(slots)]
 
     def _topology(self, case: Case) -> list[str]:
         where = self._where(case.nodes, case.slots)
@@ -134,9 +122,8 @@ class Zoo:
             raise LabError(done.stderr.strip())
 
     def _run(self, words: Sequence[str]) -> Outcome:
-        command = ("run", *OPTIONS, *words)
         process = subprocess.Popen(
-            [*LAB, *command],
+            [*LAB, "run", *OPTIONS, *words],
             cwd=self._folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -156,7 +143,7 @@ class Zoo:
                 run = event["id"]
             elif event["type"] == "verdict":
                 verdict = event
-        return Outcome(("lab", *command), run, verdict, said="" if verdict else err.strip())
+        return Outcome(run, verdict, said="" if verdict else err.strip())
 
     def _interrupt(self) -> None:
         for process in list(self._running):

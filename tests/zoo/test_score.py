@@ -26,9 +26,7 @@ def score(
         "why": why and why.to_json(),
         "findings": [finding.to_json() for finding in findings],
     }
-    return Score(
-        CASE, Outcome((), "a", verdict), Outcome((), "b", WELL if healthy is None else healthy)
-    )
+    return Score(CASE, Outcome("a", verdict), Outcome("b", WELL if healthy is None else healthy))
 
 
 def test_all_right() -> None:
