@@ -88,12 +88,13 @@ class Pace:
         places = [place for place in record["places"] if place[0] == phase] or record["places"]
         _, file, line, function, _ = places[0] if places else (None,) * 5
         where = place_in_words(file, line)
+        alone = "s" * (len(others) == 1)
         return Finding(
             kind="straggler",
             severity="warning",
             summary=f"rank {slow} takes {own * 1e3:.1f} ms of its own for a step, where "
-            f"{ranks_in_words(others)} take{'s' * (len(others) == 1)} {usual * 1e3:.1f} ms and wait{'s' * (len(others) == 1)} for it; most of it "
-            f"{WORDS[phase]}{f', at {where}' if where else ''}",
+            f"{ranks_in_words(others)} take{alone} {usual * 1e3:.1f} ms and wait{alone} for it; "
+            f"most of it {WORDS[phase]}{f', at {where}' if where else ''}",
             ranks=(slow,),
             step=record["step"],
             file=file,

@@ -41,6 +41,8 @@ SAME: Mapping[str, str | None] = {
     "scatter_object_list": None,
 }
 """The collectives; of each the argument that has one shape and dtype on all ranks of the group."""
+RECORDED = ("all_reduce", "broadcast", "reduce", "_allgather_base", "_reduce_scatter_base")
+"""Names of the flight recorder, of operations whose input is alike on all ranks."""
 ROOTS = ("src", "dst", "group_src", "group_dst")
 PAUSE = 0.25
 """Seconds between two looks at the flight recorder, at least."""
@@ -126,8 +128,9 @@ class Collectives:
             name, number = one["group"], one["seq"]
             if name in members and number > self._last.get(name, 0) and not one["p2p"]:
                 self._last[name] = number
-                shape = tuple(one["shapes"][0]) if len(one["shapes"]) == 1 else None
-                dtype = one["dtypes"][0] if len(one["dtypes"]) == 1 else None
+                same = one["op"] in RECORDED and len(one["shapes"]) == 1
+                shape = tuple(one["shapes"][0]) if same else None
+                dtype = one["dtypes"][0] if same else None
                 site = (one["site"] or {}).get
                 place = site("file"), site("line"), site("function")
                 what = ("recorder", one["op"], shape, dtype, None, None, *place)
