@@ -43,13 +43,11 @@ if TYPE_CHECKING:
     from lab.rank.events import Events
     from lab.rank.frames import is_users, shown
     from lab.rank.probe import Probe
-    from lab.rank.state import state
 else:
     _find_own_modules()
     from _lab_rank.events import Events
     from _lab_rank.frames import is_users, shown
     from _lab_rank.probe import Probe
-    from _lab_rank.state import state
 
 
 def _start_audit(events: Events | None) -> "Recorder | None":
@@ -79,6 +77,8 @@ def _report_exception(
         traceback="".join(traceback.format_exception(type(error), error, trace))[-20_000:],
         chain=_chain(error),
     )
+    from _lab_rank.state import state  # type: ignore[import-not-found]  # as above
+
     events.send(type="state", probe=state(START_FOLDER, trace))
 
 

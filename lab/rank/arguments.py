@@ -1,7 +1,6 @@
 """What functions of torch.distributed were called with, of those that a thread hangs in."""
 
 import sys
-from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -28,9 +27,9 @@ def arguments(frame: FrameType) -> dict[str, Any] | None:
         if isinstance(value, bool | int | float | str):
             found[name] = value
     for name in SECONDS:
-        value = values.get(name)
-        if isinstance(value, timedelta):
-            found[name] = value.total_seconds()
+        seconds = getattr(values.get(name), "total_seconds", None)  # of a timedelta
+        if seconds is not None:
+            found[name] = seconds()
     if "op" in values:
         found["op"] = str(values["op"])[:100]
     if "group" in called:

@@ -19,8 +19,6 @@ import sys
 import time
 from typing import Any
 
-from .state import pulse, state
-
 PATIENCE = 1.0
 """Seconds for whoever has connected to ask, and to take the answer."""
 LONGEST_QUESTION = 64
@@ -140,6 +138,8 @@ class Probe:
                 question += data
             if question.strip() == STOP:
                 return False
+            from .state import pulse, state  # at the first question: no rank starts later for it
+
             tell = state if question.strip() == b"state" else pulse
             connection.sendall(json.dumps(tell(self._start_folder)).encode() + b"\n")
         except Exception:  # noqa: BLE001, S110 - it has gone, is too slow, or torch is half imported

@@ -88,6 +88,29 @@ def test_an_exception_is_told(tmp_path: Path) -> None:
     assert events(tmp_path)[1]["message"] == "no such luck"
 
 
+def test_a_question_in_the_run_directory_is_answered_there(tmp_path: Path) -> None:
+    run = tmp_path / "runs/20260101-quad"
+    (run / "why").mkdir(parents=True)
+    (run / "why/ask.json").write_text('{"number": 1}')  # of before
+    process = start(tmp_path, "import time\nprint('here', flush=True)\ntime.sleep(600)\n")
+    try:
+        assert wait_for_word(process) == "here"
+        (run / "why/ask.json").write_text('{"number": 2}')
+        path = run / "why/2/rank2.json"
+        for _ in range(600):
+            if path.exists():
+                break
+            time.sleep(0.1)
+        state = json.loads(path.read_text())
+        assert (state["rank"], state["node"], state["source"]) == (2, "b", "probe")
+        assert state["probe"]["threads"][0]["frames"][0]["line"] == 3
+        assert not (run / "why/1").exists()
+        assert [event["type"] for event in events(tmp_path)] == ["started"]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
 def wait_for_word(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()

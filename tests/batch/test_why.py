@@ -1,0 +1,101 @@
+"""Why a job of Slurm hangs or has failed: what is made of its ranks' files."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.batch.why import ask_ranks, judge_failure
+from lab.errors import LabError
+from lab.node.questions import question
+from lab.runs.directory import RunDirectory
+from lab.runs.verdict import Failure
+from lab.topology import load_topology
+
+TOPOLOGY = "name: pair\non: slurm\nnodes: node[0-1]\nslurm: {time: 30}\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    path = tmp_path / "runs/20260101-pair"
+    path.mkdir(parents=True)
+    (path / "topology.yaml").write_text(TOPOLOGY)
+    return RunDirectory(path)
+
+
+def write_events(run: RunDirectory, rank: int, *events: dict[str, Any]) -> None:
+    folder = run.path / f"node{rank}"
+    folder.mkdir(exist_ok=True)
+    started = {"type": "started", "pid": 100 + rank, "restart": 0}
+    lines = [
+        json.dumps({"at": float(at), "rank": rank, "node": f"node{rank}", **event})
+        for at, event in enumerate((started, *events))
+    ]
+    (folder / f"rank{rank}.events.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def probe(line: int) -> dict[str, Any]:
+    frame = {"file": "train.py", "line": line, "function": "<module>", "user": True}
+    return {
+        "time": 1.0,
+        "seqs": {},
+        "pending": 0,
+        "where": f"train.py:{line}",
+        "threads": [{"name": "MainThread", "main": True, "frames": [frame]}],
+        "groups": [],
+        "collectives": [],
+    }
+
+
+def answer(run: RunDirectory, rank: int) -> None:
+    """As a rank's task does, when the question comes."""
+    while (number := question(run.path)) is None:
+        time.sleep(0.01)
+    path = run.path / "why" / str(number) / f"rank{rank}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    process = {"state": "S", "cpu_s": 1.0, "threads": 2, "busy": False}
+    state = {"rank": rank, "process": process, "source": "probe", "error": None}
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps({**state, "probe": probe(7)}))
+    temporary.replace(path)
+
+
+def test_ranks_are_asked_through_the_run_directory(run: RunDirectory) -> None:
+    for rank in range(2):
+        write_events(run, rank)
+    ranks = [threading.Thread(target=answer, args=(run, rank)) for rank in range(2)]
+    for thread in ranks:
+        thread.start()
+    told = ask_ranks(run)
+    for thread in ranks:
+        thread.join()
+    evidence = told["evidence"]
+    assert evidence["because"] == "asked"
+    assert [known["pid"] for known in evidence["ranks"].values()] == [100, 101]
+    assert [known["source"] for known in evidence["ranks"].values()] == ["probe", "probe"]
+    assert [node["answered"] for node in evidence["nodes"].values()] == [True, True]
+    assert json.loads((run.path / "why.json").read_text()) == json.loads(json.dumps(told))
+
+
+def test_a_job_without_ranks_cannot_be_asked(run: RunDirectory) -> None:
+    with pytest.raises(LabError, match="no rank of run 20260101-pair runs now"):
+        ask_ranks(run)
+
+
+def test_the_last_words_of_ranks_that_raised_are_judged(run: RunDirectory) -> None:
+    topology = load_topology(str(run.path / "topology.yaml"))
+    failure = Failure(1, "node1", "exception", 1, exception="ValueError", file="train.py", line=5)
+    events = [
+        {"type": "started", "rank": 0, "node": "node0", "pid": 1},
+        {"type": "started", "rank": 1, "node": "node1", "pid": 2},
+        {"type": "state", "rank": 1, "node": "node1", "probe": probe(5)},
+        {"type": "exit", "rank": 1, "node": "node1", "code": 1, "signal": None},
+    ]
+    finding = judge_failure(run, topology, events, failure)
+    assert (finding.kind, finding.ranks) == ("failed", (1,))
+    evidence = json.loads((run.path / "why.json").read_text())["evidence"]
+    assert evidence["ranks"]["1"]["threads"][0]["frames"][0]["line"] == 5
+    assert evidence["ranks"]["1"]["ended"] == {"code": 1, "signal": None}

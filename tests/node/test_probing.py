@@ -1,0 +1,144 @@
+"""What an agent finds out of its ranks and of the other nodes when it is asked."""
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.node import stacks
+from lab.node.activity import activity
+from tests.node.test_agent import AgentProcess, agent, job, text
+
+HOLDS_THE_LOCK = """
+import ctypes
+print("here", flush=True)
+ctypes.PyDLL(None).sleep(600)
+"""
+"""In C code that does not let any other Python thread run."""
+
+
+def answers(running: AgentProcess, what: str, number: int, **more: Any) -> list[dict[str, Any]]:
+    running.send(type="probe", id=number, what=what, **more)
+    return [m for m in running.until("probed") if m.get("id") == number]
+
+
+def start(running: AgentProcess) -> None:
+    """Until every rank has said `here`."""
+    running.until("hello")
+    running.start_ranks()
+    while b"here" not in text(running.until("log")):
+        pass
+
+
+def test_each_rank_answers_and_then_the_node(tmp_path: Path) -> None:
+    script = "import time\nprint('here', flush=True)\ntime.sleep(600)\n"
+    with agent(job(tmp_path, script, slots=2)) as running:
+        running.until("hello")
+        running.start_ranks()
+        pids = {m["rank"]: m["pid"] for m in running.until("log") if m["type"] == "started"}
+        for _ in range(600):
+            *states, probed = answers(running, "state", 7)
+            told = {state["rank"]: state for state in states}
+            lines = [(one["probe"] or {}).get("where") for one in told.values()]
+            if lines == ["script.py:3", "script.py:3"]:
+                break
+            time.sleep(0.05)
+        assert {rank: state["pid"] for rank, state in told.items()} == pids
+        for state in told.values():
+            assert (state["source"], state["error"]) == ("probe", None)
+            assert state["process"]["state"] == "S"
+            assert state["probe"]["threads"][0]["frames"][0]["line"] == 3
+        assert probed["ptrace"] is None  # not needed
+        *pulses, _ = answers(running, "pulse", 8)
+        assert [pulse["probe"]["seqs"] for pulse in pulses] == [{}, {}]
+        assert "threads" not in pulses[0]["probe"]
+
+
+def test_a_rank_that_lets_no_thread_run_is_read_from_outside_and_goes_on(tmp_path: Path) -> None:
+    with agent(job(tmp_path, HOLDS_THE_LOCK)) as running:
+        start(running)
+        state, probed = answers(running, "state", 1)
+        assert (state["source"], probed["ptrace"]) == ("py-spy", "ok"), state
+        assert "has not answered" in state["error"]
+        frame = state["probe"]["threads"][0]["frames"][0]
+        assert (frame["file"], frame["line"], frame["user"]) == ("script.py", 4, True)
+        assert activity(state["pid"])["state"] == "S"  # not frozen
+
+
+def test_a_stopped_rank_stays_stopped(tmp_path: Path) -> None:
+    script = "import os, signal\nprint('here', flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)\n"
+    with agent(job(tmp_path, script)) as running:
+        start(running)
+        for _ in range(600):
+            state, _ = answers(running, "state", 1)
+            if state["process"]["state"] == "T":
+                break
+            time.sleep(0.05)
+        assert state["source"] == "py-spy", state
+        assert [one["main"] for one in state["probe"]["threads"]] == [True]  # without the probe's
+        assert state["probe"]["threads"][0]["frames"][0]["line"] == 3
+        assert activity(state["pid"])["state"] == "T"
+        os.kill(state["pid"], signal.SIGCONT)
+        assert running.until("bye")[-2]["code"] == 0
+
+
+def test_a_program_that_is_no_python_has_no_stacks_and_is_looked_at(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    shell = replace(job(tmp_path, ""), command=("sh", "-c", "echo here; sleep 600"), python=False)
+    with agent(shell) as running:
+        start(running)
+        state, _ = answers(running, "state", 1)
+        assert (state["source"], state["probe"]) == (None, None)
+        assert "no probe" in state["error"]
+        assert state["process"]["cpu_s"] >= 0
+        pulse, _ = answers(running, "pulse", 2)
+        assert pulse["process"]["state"] in "SR"
+
+
+def test_a_rank_that_ends_meanwhile_is_not_waited_for(tmp_path: Path) -> None:
+    script = "import ctypes\nprint('here', flush=True)\nctypes.PyDLL(None).usleep(500_000)\n"
+    with agent(job(tmp_path, script)) as running:
+        start(running)
+        running.send(type="probe", id=1, what="pulse")
+        assert {m["type"] for m in running.until("bye")} >= {"state", "probed", "exit"}
+
+
+def test_other_nodes_are_tried(tmp_path: Path) -> None:
+    script = "import time\nprint('here', flush=True)\ntime.sleep(600)\n"
+    with agent(job(tmp_path, script)) as running, contextlib.ExitStack() as stack:
+        start(running)
+        open_, closed = (
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)
+        )
+        peers = {
+            "near": ["127.0.0.1", open_.getsockname()[1]],
+            "shut": ["127.0.0.1", closed.getsockname()[1]],
+            "nowhere": ["no-such-host.invalid", 1],
+        }
+        closed.close()
+        master = ["127.0.0.1", open_.getsockname()[1]]
+        *_, probed = answers(running, "state", 1, peers=peers, master=master)
+        assert (probed["peers"]["near"], probed["peers"]["shut"]) == ("ok", "refused")
+        assert "no-such-host.invalid is not known here" in probed["peers"]["nowhere"]
+        assert probed["master"] == {"resolves": "127.0.0.1", "reach": "ok"}
+        with socket.create_connection(("127.0.0.1", probed["port"])) as visit:
+            assert visit.recv(1) == b""  # let in, and sent away
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"Error: Permission Denied: Try running again with elevated permissions", "ptrace is"),
+        (b"Error: Failed to find python version from target process\n\nStack", "py-spy: Failed"),
+        (b"", "py-spy: no answer"),
+    ],
+)
+def test_why_there_are_no_stacks(said: bytes, why: str) -> None:
+    assert stacks.why_not(said).startswith(why)
+    assert stacks.is_denied(stacks.why_not(said)) == (why == "ptrace is")
