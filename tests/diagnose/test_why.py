@@ -373,3 +373,52 @@ def test_a_victim_that_is_busy_with_its_traceback_had_waited_in_backward() -> No
         evidence([victim, well], because="failure", failure=failure(0, LOST, file="train.py"))
     )
     assert named(found) == ("ended-early", (1,), 10)
+
+
+# Ranks that gloo has aborted: the stack is all that they leave.
+
+LOOP = [call(n, ("all_reduce", "broadcast")[n % 2], 10 + n % 2) for n in range(1, 9)]
+"""In turn a broadcast at line 11 and an all-reduce at line 10, eight in all."""
+
+
+def aborted(line: int, function: str) -> Json:
+    stack = frames(line, (C10D, function))
+    return rank(stack=stack, ended={"code": 134, "signal": 6})
+
+
+def after_abort(*ranks: Json) -> Finding:
+    said = "what(): op.preamble.length <= op.nbytes. 628 vs 4. Received data size"
+    signal = {"kind": "signal", "exit_code": 134, "exception": None, "chain": []}
+    given = failure(1, "", last_lines=[said]) | signal
+    return diagnose(evidence(ranks, because="failure", failure=given))
+
+
+def test_an_aborted_rank_at_the_same_line_has_a_smaller_tensor() -> None:
+    others = [rank([*LOOP, call(9, "broadcast", 11)], waits=True) for _ in range(2)]
+    found = after_abort(others[0], aborted(11, "broadcast"), others[1])
+    assert named(found) == ("mismatched-collective", (1,), 11)
+    assert "with a smaller tensor" in found.summary
+    assert "628 bytes came, and it had room for 4" in found.evidence[-1]
+
+
+def test_an_aborted_rank_that_was_one_call_further_has_skipped_one() -> None:
+    others = [rank([*LOOP, call(9, "broadcast", 11)], waits=True) for _ in range(2)]
+    found = after_abort(others[0], aborted(10, "all_reduce"), others[1])
+    assert named(found) == ("skipped-collective", (1,), 10)
+
+
+def test_an_aborted_rank_where_nobody_has_been_made_a_call_too_many() -> None:
+    others = [rank([*LOOP, call(9, "broadcast", 11)], waits=True) for _ in range(2)]
+    found = after_abort(others[0], aborted(50, "all_reduce"), others[1])
+    assert named(found) == ("extra-collective", (1,), 50)
+
+
+def test_of_two_ranks_the_aborted_one_is_innocent_if_the_other_does_something_new() -> None:
+    guilty = rank([*LOOP, call(9, "all_gather", 50)], waits=True)
+    found = after_abort(guilty, aborted(11, "broadcast"))
+    assert (found.kind, found.ranks, found.line) == ("extra-collective", (0,), 50)
+
+
+def test_an_aborted_rank_alone_is_told_as_it_is() -> None:
+    found = after_abort(rank(), aborted(11, "broadcast"))
+    assert named(found) == ("mismatched-collective", (1,), 11)

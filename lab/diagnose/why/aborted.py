@@ -1,86 +1,76 @@
-"""The verdict on a rank that gloo has aborted: another one sent it more than it has room for."""
+"""The verdict on a rank that gloo has aborted: another one sent it more than it has room for.
+
+It is not always the guilty one, and it leaves no list of its collectives; but the stack that it
+left says which call it was in. That call is compared with what the others called.
+"""
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
-from lab.diagnose.finding import Finding, WhyKind
-from lab.diagnose.why.activity import Activity, activity_of
-from lab.diagnose.why.differing import cure_of
-from lab.diagnose.why.evidence import Collective, Evidence, Json, Rank
-from lab.diagnose.why.sequences import distance, place_of
-from lab.diagnose.why.telling import at
+from lab.diagnose.finding import Finding
+from lab.diagnose.why.activity import activity_of
+from lab.diagnose.why.differing import CURES, judge_differing
+from lab.diagnose.why.evidence import Collective, Evidence, Rank
+from lab.diagnose.why.telling import at, does
 from lab.diagnose.why.waits import Wait, innocents
-from lab.diagnose.why.wording import call_in_words, called_at, site_in_words, who
-from lab.diagnose.words import ranks_in_words
+from lab.diagnose.why.wording import who
 
 SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 """What gloo says when more bytes come than the tensor of this rank has, before it aborts."""
 
 
 def judge_aborted(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
-    """Gloo's abort of a rank whose tensor is too small for what the others send.
-
-    It leaves no list of its collectives: where it was is compared with what the others called.
-    """
-    failure = evidence.failure
-    found = SIZES.search(_said(failure)) if failure is not None else None
-    if failure is None or found is None:
+    """Name the rank whose call is not as the others'; None where gloo has aborted nobody."""
+    failure = evidence.failure or {}
+    said = [failure.get("message") or "", *(failure.get("last_lines") or ())]
+    sizes = SIZES.search("\n".join(said))
+    if sizes is None:
         return None
     rank = evidence.ranks[failure["rank"]]
-    last = {
-        n: one.collectives[-1]
-        for n, one in evidence.ranks.items()
-        if one.collectives and one is not rank
-    }
-    alike = len(
-        {(call.group, call.seq, call.op, call.shapes, call.dtypes) for call in last.values()}
-    )
-    ranks = (rank.number,) if len(last) > 1 and alike == 1 else tuple(sorted([rank.number, *last]))
-    other = next(iter(last), None)
-    call = None if other is None else last[other]
+    found = judge_differing(_with_last_call(evidence, rank), waits)
+    if found is None:
+        found = at(_alone(evidence, rank, waits), activity_of(rank).site)
+    told = f"gloo ended rank {rank.number}: {sizes[1]} bytes came, and it had room for {sizes[2]}"
+    return replace(found, evidence=(*found.evidence, told))
+
+
+def _with_last_call(evidence: Evidence, rank: Rank) -> Evidence:
+    """The evidence as if the rank had told: up to its last call its list is the others'."""
+    others = [one for one in evidence.ranks.values() if one.collectives and one is not rank]
+    if not others:
+        return evidence
+    model = max(others, key=lambda one: one.collectives[-1].seq)
+    met = model.collectives[-1]
     activity = activity_of(rank)
-    there = f"in {activity.function or 'a collective'}{site_in_words(activity.site)}"
-    end = f"was sent {found[1]} bytes where its own tensor has room for {found[2]}: gloo ended it"
-    kind: WhyKind = "mismatched-collective"
-    if call is None or other is None:
-        summary = f"{who((rank.number,), evidence)} {there} {end}"
-    else:
-        called = f"{call_in_words(call, evidence)}, which {ranks_in_words(tuple(last))} called"
-        called += called_at(call)
-        if len(ranks) == 1 and _came_later(evidence.ranks[other], call, activity):
-            kind = "skipped-collective"
-            summary = f"{who(ranks, evidence)} skipped {called}; {there} it {end}"
-        else:
-            summary = f"{who((rank.number,), evidence)} {there} did not meet {called}: it {end}"
-    finding = Finding(
-        kind,
+    before = [call for call in model.collectives if call.group != met.group or call.seq < met.seq]
+    last = Collective(
+        group=met.group,
+        seq=met.seq,
+        op=activity.function or "a collective",
+        shapes=(),
+        dtypes=(),
+        done=False,
+        time=met.time,
+        site=activity.site,
+        via=activity.function,
+        is_recorded=False,
+    )
+    told = replace(rank, groups=model.groups, collectives=(*before, last))
+    return replace(evidence, ranks={**evidence.ranks, rank.number: told})
+
+
+def _alone(evidence: Evidence, rank: Rank, waits: Mapping[int, Wait]) -> Finding:
+    """Nobody else has told what it called."""
+    ranks = (rank.number,)
+    where = does(replace(rank, ended=None), activity_of(rank)) if rank.frames else "is"
+    return Finding(
+        "mismatched-collective",
         "error",
-        summary,
+        f"{who(ranks, evidence)} {where} in a collective for which another rank has brought a "
+        "larger tensor",
         ranks=ranks,
         nodes=evidence.nodes_of(ranks),
         innocent=innocents(waits, ranks),
-        evidence=(
-            f"gloo on rank {rank.number}: {found[0]}",
-            *(
-                f"rank {n} called {call_in_words(c, evidence)}{called_at(c)}"
-                for n, c in last.items()
-            ),
-        ),
-        cure=cure_of(kind, call.via if call else None),
+        cure=CURES["mismatched-collective"],
     )
-    return at(finding, activity.site or (call.site if call else None))
-
-
-def _came_later(other: Rank, call: Collective, activity: Activity) -> bool:
-    """Whether in the round before the others came from this call to where the rank is now."""
-    place = place_of(activity.site)
-    calls = other.called[call.group]
-    return place is not None and distance(calls, call.seq, lambda c: place_of(c.site) == place) > 0
-
-
-def _tensors(call: Collective) -> tuple[object, ...]:
-    return call.group, call.seq, call.op, call.shapes, call.dtypes
-
-
-def _said(failure: Json) -> str:
-    return "\n".join([failure.get("message") or "", *(failure.get("last_lines") or ())])

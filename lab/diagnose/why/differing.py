@@ -77,9 +77,9 @@ def _summary(evidence: Evidence, found: Divergence) -> str:
             f"{guilty} called {call}, which {others} did not: "
             f"{they} went on to {short_in_words(found.expected)}{expected}"
         )
-    return (
-        f"{guilty} called {call}, where {others} called {short_in_words(found.expected)}{expected}"
-    )
+    smaller = "" if found.called.is_recorded else " with a smaller tensor"
+    theirs = f"{short_in_words(found.expected)}{expected}"
+    return f"{guilty} called {call}{smaller}, where {others} called {theirs}"
 
 
 def _nobody_in_particular(

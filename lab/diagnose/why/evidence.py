@@ -50,6 +50,8 @@ class Collective:
     """The line of the user's code that called it."""
     via: str | None
     """The library's function that was called there: `all_reduce`, `backward`."""
+    is_recorded: bool = True
+    """Else it was read from a stack: nothing is known of its tensors."""
 
 
 @dataclass(frozen=True)

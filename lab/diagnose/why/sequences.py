@@ -5,7 +5,7 @@ number, so the first number at which the lists differ is where something went wr
 here and in earlier rounds of the same loop, tells whether a call was left out, added, or another.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,7 +67,7 @@ def _sides(calls: Mapping[int, Collective]) -> list[list[int]]:
     sides: list[list[int]] = []
     for rank, call in calls.items():
         for side in sides:
-            if _same(calls[side[0]], call):
+            if _same(calls[side[0]], call) and call.is_recorded:
                 side.append(rank)
                 break
         else:
@@ -142,7 +142,7 @@ def _difference(ours: Calls, theirs: Calls, seq: int) -> tuple[Difference | None
     for count in range(1, LONGEST_SHIFT + 1):
         if _is_moved(theirs, ours, seq, count):
             return "skipped-collective", count
-    count = distance(ours, seq, lambda call: _same(call, theirs[seq]))
+    count = _distance(ours, seq, theirs[seq])
     if count:  # their loop has come round, and left out what was between
         return "skipped-collective", count
     for count in range(1, LONGEST_SHIFT + 1):
@@ -170,20 +170,20 @@ def _is_known(calls: Calls, call: Collective, seq: int) -> bool:
     return any(_same(earlier, call) for n, earlier in calls.items() if n < seq)
 
 
-def distance(calls: Calls, seq: int, is_it: Callable[[Collective], bool]) -> int:
-    """How many calls later than this one another came in the round before; 0: it did not."""
+def _distance(calls: Calls, seq: int, other: Collective) -> int:
+    """How many calls later than this one the other came in the round before; 0: it did not."""
     before = [earlier + 1 for earlier in _rounds(calls, seq)]
     # Else, in the second round of a loop, where this call was the first time.
     before = before or [n for n, call in calls.items() if n < seq and _same(call, calls[seq])]
     if not before:
         return 0
     now = max(before)
-    return next((n - now for n in range(now, seq) if is_it(calls[n])), 0)
+    return next((n - now for n in range(now, seq) if _same(calls[n], other)), 0)
 
 
 def _by_novelty(ours: Calls, theirs: Calls, seq: int) -> Difference:
     """Nothing but this one call tells: is it new to one side, and the other's known?"""
-    if place_of(ours[seq].site) == place_of(theirs[seq].site) is not None:
+    if place_of(theirs[seq].site) in (place_of(ours[seq].site), None):
         return "mismatched-collective"
     usual, new = _is_known(ours, ours[seq], seq), not _is_known(theirs, theirs[seq], seq)
     if usual and new:
@@ -200,12 +200,14 @@ def place_of(site: Frame | None) -> tuple[str, int | None] | None:
 
 def _same(one: Collective, other: Collective) -> bool:
     """The same call, from the same line."""
+    if not (one.is_recorded and other.is_recorded):
+        return one.op == other.op and place_of(one.site) == place_of(other.site) is not None
     return _same_tensors(one, other) and place_of(one.site) == place_of(other.site)
 
 
 def _same_tensors(one: Collective, other: Collective) -> bool:
     """Whether two ranks may meet in these: same operation, and tensors that go together."""
-    if one.op != other.op:
+    if one.op != other.op or not (one.is_recorded and other.is_recorded):
         return False
     if not one.dtypes or not other.dtypes:  # of scatter and gather only the root has any
         return True
