@@ -1,7 +1,7 @@
 """Where this process stands among the ranks: from the environment to a process group and back.
 
 A launcher (lab, torchrun, a Slurm script) says it in RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
-MASTER_PORT: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
+MASTER_PORT, and for plain srun `slurm_tasks.py` does: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
 """
 
 import importlib
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lab.errors import LabError, UsageError
+from lab.training.slurm_tasks import name_as_launchers_do
 
 BACKENDS = ("auto", "gloo", "nccl")
 INIT_METHOD = "LAB_INIT_METHOD"
@@ -102,6 +103,7 @@ def join_world(
         yield World(dist.get_rank(), dist.get_world_size(), device, backend)
         return
 
+    name_as_launchers_do()
     rank, size, local_rank, local_size = _place()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if backend == "auto":
