@@ -33,6 +33,7 @@ saved = torch.load(shard_file(rank))
 for name, value in local_state(model).items():
     value.copy_(saved[name])  # <- fault
 optimizer = torch.optim.AdamW(model.parameters())
+torch.manual_seed(rank)
 for _ in range(3):
     optimizer.zero_grad()
     model(torch.randn(4, 16)).square().mean().backward()

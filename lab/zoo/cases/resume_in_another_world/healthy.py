@@ -34,6 +34,7 @@ for name, value in local_state(model).items():
     whole = torch.cat([shard[name] for shard in shards])
     value.copy_(whole.chunk(world)[rank])
 optimizer = torch.optim.AdamW(model.parameters())
+torch.manual_seed(rank)
 for _ in range(3):
     optimizer.zero_grad()
     model(torch.randn(4, 16)).square().mean().backward()
