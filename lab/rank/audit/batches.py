@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from .forwards import Forwards, is_training, samples_of
+from .forwards import Forwards, is_part, is_training, samples_of
 from .hooks import Hooks
 from .loaders import Loaders
 from .rows import row_digests
@@ -19,7 +19,7 @@ class Batches:
 
     def __init__(self, hooks: Hooks, forwards: Forwards, loaders: Loaders) -> None:
         self._recorder = hooks.recorder
-        self._loaders = loaders
+        self._forwards, self._loaders = forwards, loaders
         self._step = 0
         self._microbatch = 0
         self._fresh = True
@@ -41,6 +41,8 @@ class Batches:
             return
         tensors = samples_of(inputs)
         if not tensors or not tensors[0].shape[0]:
+            return
+        if self._forwards.in_parts or is_part(module):
             return
         rows = row_digests([one[:MOST] for one in tensors])
         self._recorder.record(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import data
 
-from .forwards import Forwards, is_training, tensors_of
+from .forwards import Forwards, is_part, is_training, tensors_of
 from .hooks import Hooks
 
 MOST = 64
@@ -20,6 +20,7 @@ class Noise:
 
     def __init__(self, hooks: Hooks, forwards: Forwards) -> None:
         self._recorder = hooks.recorder
+        self._forwards = forwards
         self._before: tuple[torch.device, Tensor] | None = None
         self._left = MOST
         forwards.before.append(self._on_forward)
@@ -28,7 +29,8 @@ class Noise:
     def _on_forward(self, module: nn.Module, inputs: Any) -> None:
         self._before = None
         step = self._recorder.step + 1
-        if self._left and is_training(module) and self._recorder.sampling.due(step):
+        whole = not self._forwards.in_parts and is_training(module)
+        if self._left and whole and self._recorder.sampling.due(step) and not is_part(module):
             device = next((one.device for one in tensors_of(inputs)), torch.device("cpu"))
             self._before = device, _state(device)
 

@@ -22,7 +22,8 @@ class Forwards:
         """Called with (module, inputs): a model is about to be called, with tensors."""
         self.after: list[Listener] = []
         """Called with (module,): it has returned."""
-        self._hooks = hooks
+        self.in_parts = False
+        """Whether the script exchanges activations: ranks with parts of a model share samples."""
         self._busy = False
         hooks.before_backward.append(self._backward_begins)
         hooks.after_backward.append(self._backward_ends)
@@ -48,6 +49,13 @@ class Forwards:
 
     def _backward_ends(self, *_: Any) -> None:
         self._busy = False
+
+
+def is_part(module: nn.Module) -> bool:
+    """Whether it computes with parts of weights (tensor parallel), and not with gathered ones."""
+    meshes = [one.device_mesh for one in module.parameters() if hasattr(one, "device_mesh")]
+    gathers = any(hasattr(one, "unshard") for one in module.modules())  # FSDP
+    return any(mesh.ndim > 1 for mesh in meshes) or bool(meshes and not gathers)
 
 
 def is_training(module: nn.Module) -> bool:

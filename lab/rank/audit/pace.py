@@ -10,17 +10,23 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from torch import nn
 from torch.distributed import distributed_c10d
 from torch.optim import Optimizer
 
+from ..frames import RANK
 from .collectives import SAME
 from .forwards import Forwards, is_training, samples_of
 from .hooks import Hooks
 from .loaders import Loaders
+from .recorder import is_script
 
+C10D = str(Path(distributed_c10d.__file__).with_name("c10d_logger.py"))
+"""What torch puts around each collective."""
 WINDOW = 10
 """Steps of one record."""
 WARM_UP = 3
@@ -36,7 +42,7 @@ class Pace:
 
     def __init__(self, hooks: Hooks, forwards: Forwards, loaders: Loaders) -> None:
         self._recorder = hooks.recorder
-        self._loaders = loaders
+        self._forwards, self._loaders = forwards, loaders
         self._main = threading.main_thread().ident
         self._clock = Clock()
         self._phase: str | None = None
@@ -78,6 +84,8 @@ class Pace:
 
     def _on_collective(self, *_: Any, **__: Any) -> None:
         self._exchanged = True
+        if self._phase == "forward" and not self._forwards.in_parts:
+            self._forwards.in_parts = _is_called_by_script()
         self._enter("collectives")
 
     def _after_collective(self, *_: Any, **__: Any) -> None:
@@ -168,6 +176,14 @@ class Clock:
         """How long it is, and how much of that it waited for a processor, or had one."""
         wall, ran, delayed = map(float.__sub__, self.now(), then)
         return wall, delayed + ran * running
+
+
+def _is_called_by_script() -> bool:
+    """Whether the script itself calls a collective, and no wrapper does so in its behalf."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((RANK, C10D)):
+        frame = frame.f_back
+    return frame is not None and is_script(frame.f_code.co_filename)
 
 
 def _on_gpu(optimizer: Optimizer) -> bool:

@@ -75,7 +75,7 @@ class Recorder:
         frame = frame or sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
-            if _is_script(file) and not (beyond is not None and beyond(frame)):
+            if is_script(file) and not (beyond is not None and beyond(frame)):
                 function = frame.f_code.co_name
                 return {
                     "file": shown(file, START_FOLDER),
@@ -112,7 +112,8 @@ class Recorder:
 _users: dict[str, bool] = {}
 
 
-def _is_script(file: str) -> bool:
+def is_script(file: str) -> bool:
+    """Whether a file is the user's, and none of lab's wrappers."""
     known = _users.get(file)
     if known is None:
         known = _users[file] = is_users(file) and not file.startswith(PARALLEL)
