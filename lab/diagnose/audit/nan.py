@@ -7,7 +7,6 @@ from lab.diagnose.audit.layouts import Layouts, Record, listed, unpacked
 from lab.diagnose.finding import Finding, Innocent
 from lab.diagnose.words import ranks_in_words
 
-
 KEPT = 64
 """Steps that wait for ranks which have not come to them."""
 
