@@ -10,7 +10,7 @@ from lab.node.roll_call import WORK_WITHIN
 
 LOOK_WITHIN = 45.0
 """Seconds for a node to tell what it is, from when it is spoken to; it waits for name servers."""
-TORCH_WITHIN = 120.0
+TORCH_WITHIN = 300.0
 """Seconds for torch to be imported: from a file system that is far away it takes that long."""
 CONNECT_WITHIN = 15.0
 MEASURE_FOR = 1.2
@@ -51,6 +51,10 @@ class Examination:
         self._connect()
         self._tell("torch is imported")
         self._wait("torch", self._present(), TORCH_WITHIN)
+        for rank in self._present():
+            name, late = self._exam.names[rank], f"not done in {TORCH_WITHIN:g} s"
+            ended = "its program has ended" if rank in self._gone else late
+            self._exam.torch.setdefault(name, {"error": ended})
         self._measure()
         self._call_roll()
 

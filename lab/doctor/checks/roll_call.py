@@ -14,11 +14,9 @@ def roll_call(exam: Examined) -> list[Check]:
         found = "not called, for want of torch"
         return [Check("roll-call", "warn", found, exam.seen, "lab deploy, and lab doctor again")]
     if not told:
-        found = (
-            f"it could not be called: {exam.master.name}, the master, has no torch to call it with"
-        )
+        found = f"not called, since {exam.master.name}, the master, is not ready for it"
         where = (exam.master.name,)
-        return [Check("roll-call", "fail", found, where, "the lines above say what it lacks")]
+        return [Check("roll-call", "fail", found, where, "the lines above say why")]
     errors = {name: answer["error"] for name, answer in told.items() if "error" in answer}
     silent = tuple(name for name in exam.names if name not in told)
     present = next((answer["present"] for answer in told.values() if "present" in answer), None)
