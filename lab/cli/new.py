@@ -3,6 +3,7 @@
 import ast
 import shlex
 import sys
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,6 +14,10 @@ from lab.errors import LabError, UsageError
 
 if TYPE_CHECKING:
     from lab.templates.compose import Own
+
+
+NEEDED = ("torch", "numpy")
+"""By the script on the nodes; here they may be missing."""
 
 
 def new(
@@ -43,6 +48,7 @@ def new(
             f"there is no model {model}; the models are {', '.join(MODELS)}, or a class of yours, "
             "MODULE:CLASS"
         )
+    _refuse_to_hide_a_module(file, model)
     chosen = _own(model, file) if ":" in model else model
     try:
         write_atomically(file, compose(file.name, parallel, chosen))
@@ -52,6 +58,21 @@ def new(
     if ":" in model:
         print(f"lab: {file} trains {model}; look at its data and its losses", file=sys.stderr)
     print(f"python {script}\nlab run {script}\ntorchrun --nproc-per-node 2 {script}")
+
+
+def _refuse_to_hide_a_module(file: Path, model: str) -> None:
+    """A script's folder is where Python looks first, also for what torch imports.
+
+    Raises:
+        UsageError: the script has the name of a module that it needs, or may need.
+    """
+    name = file.stem
+    elsewhere = [path for path in sys.path if path and Path(path).resolve() != Path.cwd()]
+    needed = {*sys.stdlib_module_names, *NEEDED, model.partition(":")[0].partition(".")[0]}
+    if name in needed or (name.isidentifier() and PathFinder.find_spec(name, elsewhere)):
+        raise UsageError(
+            f"{file} would hide the module {name} from itself and all beside it: take another name"
+        )
 
 
 def _own(model: str, file: Path) -> "Own":

@@ -6,13 +6,15 @@
     srun python FILE                      (Slurm; one task for each rank)
 
 A step takes --batch-size samples in all, so it is the same step on any number of ranks. Where there
-is a checkpoint, training goes on from it, also on another number of ranks.
+is a checkpoint of the same batch size, seed and data, training goes on from it, also on another
+number of ranks.
 """
 
 import argparse
 import importlib
 import math
 import os
+import re
 import signal
 import subprocess
 import time
@@ -33,6 +35,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.nn.functional import cross_entropy
+from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
 from lab.templates.ddp import clip_gradients, exchanging, leave, wrap
@@ -45,6 +48,9 @@ REQUEUE = os.environ.get("LAB_REQUEUE")
 """In job scripts of lab's: SIGUSR2 warns of the end, and who makes this file begins again."""
 IGNORED = -100
 """A target that does not count, such as padding; cross_entropy's default."""
+
+Plan = dict[str, int]
+"""What says which samples a step has."""
 
 
 def positive(text: str) -> int:
@@ -77,7 +83,11 @@ def join() -> torch.device:
     env = os.environ
     if "RANK" not in env and "SLURM_STEP_ID" in env:  # srun: a task is a rank
         env["RANK"], env["WORLD_SIZE"] = env["SLURM_PROCID"], env["SLURM_STEP_NUM_TASKS"]
+        # Tasks of each node, such as 4(x2),3: four on each of two nodes, three on a third.
+        counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", env["SLURM_STEP_TASKS_PER_NODE"])
+        tasks = [count for count, nodes in counts for _ in range(int(nodes or 1))]
         env["LOCAL_RANK"] = env["SLURM_LOCALID"]
+        env["LOCAL_WORLD_SIZE"] = tasks[int(env["SLURM_NODEID"])]
         if "MASTER_ADDR" not in env:  # rank 0 is on the first node of the step
             command = ["scontrol", "show", "hostnames", env["SLURM_STEP_NODELIST"]]
             hosts = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -89,7 +99,8 @@ def join() -> torch.device:
 
     local_rank, gpus = int(env.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     # nccl wants a GPU for each rank. A Slurm task that sees only its own has number 0 for it.
-    on_gpu = gpus > 0 and gpus >= int(env.get("LOCAL_WORLD_SIZE", 1))
+    on_node = int(env.get("SLURM_GPUS_ON_NODE", 1)) if gpus == 1 else gpus
+    on_gpu = gpus > 0 and on_node >= int(env.get("LOCAL_WORLD_SIZE", 1))
     device = torch.device("cuda", local_rank % gpus) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)  # before anything is put on "the" GPU
@@ -125,7 +136,7 @@ def losses_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def take_step(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     batches: list[list[torch.Tensor]],
     clip: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -171,7 +182,7 @@ def evaluate(
     return loss / count, correct / count
 
 
-def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+def save(path: Path, model: nn.Module, optimizer: Optimizer, step: int, plan: Plan) -> None:
     """Collect the whole state from all ranks, and have one rank write it.
 
     The names are those of the bare model, so that it loads into any wrapper on any number of ranks.
@@ -183,26 +194,33 @@ def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: i
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb") as file:
-            torch.save({"model": weights, "optimizer": moments, "step": step}, file)
+            state = {"model": weights, "optimizer": moments, "step": step, "plan": plan}
+            torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)  # a crash leaves the old file or the new one, whole
 
 
-def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def load(path: Path, model: nn.Module, optimizer: Optimizer, plan: Plan) -> int:
     """Rank 0 reads the checkpoint, all ranks get theirs of it. The steps done; 0 without one."""
     state: dict[str, Any] = {}
     if dist.get_rank() == 0 and path.exists():
         state = torch.load(path, map_location="cpu", weights_only=True)  # data, no code
-    steps = [int(state.get("step", 0))]
-    dist.broadcast_object_list(steps)
-    if not any(steps):
+    told: list[Any] = [state.get("step", 0), state.get("plan", plan)]
+    dist.broadcast_object_list(told)
+    step, saved = int(told[0]), told[1]
+    if saved != plan:  # its steps had other samples: which are done would be wrong
+        raise SystemExit(f"{path} has {saved}, this training {plan}: give another --checkpoint")
+    if step == 0:
         return 0
     # Each by itself: set_state_dict would load nothing where the given weights are empty.
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    rates = [group["lr"] for group in optimizer.param_groups]
     set_model_state_dict(model, state.get("model", {}), options=options)
     set_optimizer_state_dict(model, optimizer, state.get("optimizer", {}), options=options)
-    return steps[0]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate  # as the command line says now
+    return step
 
 
 def listen() -> list[int]:
@@ -239,8 +257,9 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
     heard = listen()
     torch.manual_seed(options.seed)  # the same weights on every rank
     model = wrap(Model().to(device), device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)  # after wrapping
-    step, last = load(options.checkpoint, model, optimizer), options.epochs * steps_per_epoch
+    optimizer = AdamW(model.parameters(), lr=options.lr)  # after wrapping
+    plan = {"batch size": batch, "seed": options.seed, "samples": len(data)}
+    step, last = load(options.checkpoint, model, optimizer, plan), options.epochs * steps_per_epoch
     if rank == 0:
         share = f"{accumulate} x {micro} samples of a step on each"
         print(
@@ -261,7 +280,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
                 print(f"step {step:>5}  loss {loss:.6f}  gradient {norm:.4f}", flush=True)
             ending = step < last and any_warned(heard, device)
             if ending or step % options.save_every == 0 or step == last:
-                save(options.checkpoint, model, optimizer, step)
+                save(options.checkpoint, model, optimizer, step, plan)
             if ending:
                 if rank == 0 and REQUEUE:
                     Path(REQUEUE).touch()

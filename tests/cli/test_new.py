@@ -41,7 +41,7 @@ def test_every_script_is_clean_and_needs_torch_alone(
         argv = ["new", str(script), "--parallel", parallel, "--model", model]
         assert CliRunner().invoke(app, argv).exit_code == 0
         text = script.read_text()
-        assert len(text.splitlines()) < 400
+        assert len(text.splitlines()) < 420
         assert imported(text) - {"mymodule", "package"} == {"torch"}
     ruff = [sys.executable, "-m", "ruff"]
     config = ["--config", str(ROOT / "pyproject.toml")]
@@ -97,6 +97,11 @@ def test_a_file_that_is_there_stays(lab: Lab) -> None:
         (["x.py", "--model", "own:"], "MODULE:CLASS"),
         (["x.py", "--model", "broken:M"], "broken.py is no Python"),
         (["own.py", "--force", "--model", "own:MyModel"], "another name"),
+        (["torch.py"], "would hide the module torch"),
+        (["random.py"], "would hide the module random"),  # which torch imports
+        (["sub/numpy.py"], "another name"),
+        (["pydantic.py"], "would hide the module pydantic"),  # whatever is installed
+        (["package.py", "--model", "package.inner:MyModel"], "would hide the module package"),
         (["x.py", "--parallel", "zero"], "'ddp', 'fsdp'"),
         (["x.txt"], ".py"),
         (["folder.py"], "folder.py exists"),
@@ -106,6 +111,7 @@ def test_a_file_that_is_there_stays(lab: Lab) -> None:
 def test_what_is_refused_in_one_line(lab: Lab, argv: list[str], words: str) -> None:
     lab.script(OWN, "own.py")
     lab.script("class M(", "broken.py")
+    lab.script(OWN, "package/inner.py")
     (lab.cwd / "folder.py").mkdir()
     done = lab("new", *argv)
     assert done.returncode == 2

@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 from lab.templates import train
 from lab.templates.compose import Own, compose
+from lab.templates.ddp import wrap
+from lab.templates.mlp import Model
 from tests.conftest import Lab
 
 ONE_EPOCH = ["--epochs", "1", "--batch-size", "240", "--micro-batch", "40", "--log-every", "1"]
@@ -128,12 +130,18 @@ def test_any_number_of_ranks_and_either_method_take_the_same_steps(tmp_path: Pat
         "SLURM_STEP_ID": "0",
         "SLURM_STEP_NODELIST": "ab[1-2]",
         "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
     }
     tasks = [
         subprocess.Popen(
             [sys.executable, "fsdp.py", *ONE_EPOCH],
             cwd=tmp_path,
-            env={**slurm, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            env={
+                **slurm,
+                "SLURM_PROCID": str(rank),
+                "SLURM_LOCALID": "0",
+                "SLURM_NODEID": str(rank),
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -155,6 +163,59 @@ def test_any_number_of_ranks_and_either_method_take_the_same_steps(tmp_path: Pat
     assert_equal(saved / "ddp.pt", saved / "fsdp.pt", 1e-4, 1e-6)
     more = run(tmp_path, sys.executable, "fsdp.py", *ONE_EPOCH, "--epochs", "2")
     assert "10 of 20 steps are done" in more
+
+
+def test_it_goes_on_with_the_same_samples_and_the_rate_that_is_asked_for_or_not_at_all(
+    tmp_path: Path,
+) -> None:
+    """With another batch size the steps that are done had other samples than it would skip."""
+    store = dist.HashStore()  # type: ignore[attr-defined]  # public, absent from __all__
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = wrap(Model(), torch.device("cpu"))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        plan = {"batch size": 96, "seed": 0, "samples": 2400}
+        path = tmp_path / "checkpoint.pt"
+        assert train.load(path, model, optimizer, plan) == 0
+        train.save(path, model, optimizer, 7, plan)
+        other = torch.optim.AdamW(model.parameters(), lr=0.2)
+        assert train.load(path, model, other, plan) == 7
+        assert other.param_groups[0]["lr"] == 0.2
+        for name in plan:
+            with pytest.raises(SystemExit, match="give another --checkpoint"):
+                train.load(path, model, other, {**plan, name: 5})
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("env", "visible", "device"),
+    [
+        ({}, 0, "cpu"),
+        ({}, 1, "cuda:0"),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 2, "cuda:1"),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1, "cpu"),
+        ({"srun": "4", "SLURM_LOCALID": "3"}, 4, "cuda:3"),
+        ({"srun": "4", "SLURM_LOCALID": "3"}, 2, "cpu"),
+        ({"srun": "4", "SLURM_LOCALID": "3", "SLURM_GPUS_ON_NODE": "4"}, 1, "cuda:0"),
+        ({"srun": "4", "SLURM_LOCALID": "3", "SLURM_GPUS_ON_NODE": "1"}, 1, "cpu"),
+    ],
+)
+def test_nccl_only_with_a_gpu_for_each_rank_of_the_node(
+    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], visible: int, device: str
+) -> None:
+    environ = dict(env)
+    if "srun" in env:
+        tasks = {"STEP_ID": "0", "PROCID": "5", "STEP_NUM_TASKS": "6", "NODEID": "1", "JOB_ID": "7"}
+        environ |= {f"SLURM_{name}": value for name, value in tasks.items()}
+        environ |= {"SLURM_STEP_TASKS_PER_NODE": f"2,{env['srun']}(x2)", "MASTER_ADDR": "a"}
+    monkeypatch.setattr(os, "environ", environ)
+    made: list[str] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: made.append(backend))
+    assert train.join() == torch.device(device)
+    assert made == ["gloo" if device == "cpu" else "nccl"]
 
 
 @pytest.mark.parametrize(("method", "model"), [("ddp", "cnn"), ("fsdp", "gpt")])
