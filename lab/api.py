@@ -16,6 +16,7 @@ from lab.rank.call import refuse_runs
 if TYPE_CHECKING:
     from lab.runs import Job, Listener, Verdict
     from lab.runs.job import Engine
+    from lab.runs.stall import OnStall
     from lab.topology import Topology
 
 T = TypeVar("T")
@@ -83,6 +84,8 @@ class _Options(TypedDict, total=False):
     max_restarts: int | None
     timeout: float | None
     grace: float | None
+    stall: float
+    on_stall: "OnStall"
     cold: bool
     quiet: bool
 
@@ -129,6 +132,8 @@ def run(
     max_restarts: int | None = None,
     timeout: float | None = None,
     grace: float | None = None,
+    stall: float = 60.0,
+    on_stall: "OnStall" = "report",
     cold: bool = False,
     quiet: bool = False,
 ) -> RunResult[Any]:
@@ -159,12 +164,14 @@ def run(
         timeout: seconds after which the run is ended.
         grace: seconds between SIGTERM and SIGKILL for ranks that are ended; None: 30 after Ctrl-C
             or `timeout`, 1 after another rank's failure.
+        stall: seconds without progress of any rank after which it is said why; 0: never.
+        on_stall: whether the run then goes on (`report`) or is ended (`stop`).
         cold: start the ranks from nothing, though nodes may have a warm process.
         quiet: do not print what the ranks write; it is in the run directory either way.
 
     Raises:
         RankError: a rank failed; it tells which, where and how.
-        RunError: the run failed otherwise, such as by `timeout`.
+        RunError: the run failed otherwise, such as by `timeout` or `on_stall`.
         UsageError: what was asked for cannot be run; nothing was started.
         LabError: the nodes could not be had.
         KeyboardInterrupt: Ctrl-C ended the run.
@@ -173,6 +180,7 @@ def run(
     from lab.batch.execute import execute
     from lab.runs.call import Call
     from lab.runs.job import Job
+    from lab.runs.stall import Stall
 
     loaded = _topology(topology, nodes, slots, on, backend)
     here = Path.cwd()
@@ -216,6 +224,7 @@ def run(
         grace=grace,
         timeout=timeout,
         max_restarts=max_restarts,
+        stall=Stall.of(stall, on_stall),
         prepare=None if call is None else call.write,
     )
     directory = run_directory.path

@@ -93,6 +93,8 @@ def _shown(run: "RunDirectory", data: dict[str, Any]) -> list[tuple[str, str]]:
     for name in ("victims", "ended", "lost_nodes"):
         if verdict.get(name):
             lines.append((name, ", ".join(map(str, verdict[name]))))
+    if verdict.get("why"):
+        lines.append(("why", f"{verdict['why']['kind']}: {verdict['why']['summary']}"))
     if verdict.get("hint"):
         lines.append(("hint", verdict["hint"]))
     return [*lines, ("logs", f"lab logs {run.id}")]

@@ -269,9 +269,7 @@ def run(
 def _stall(after: str, then: str) -> "Stall":
     from lab.runs.stall import Stall
 
-    if then not in ("report", "stop"):
-        raise UsageError(f"--on-stall {then}: it is report or stop")
-    return Stall(0.0 if after == "0" else seconds(after, "--stall"), stop=then == "stop")
+    return Stall.of(0.0 if after == "0" else seconds(after, "--stall"), then)
 
 
 def _finish(outcome: "tuple[RunDirectory, Verdict]", quiet: bool) -> int:

@@ -9,7 +9,9 @@ without any collective is not; one in which a rank waits for another one that co
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
+
+from lab.errors import UsageError
 
 LEAST, MOST = 0.5, 2.0
 """Seconds between two pulses; in between a twelfth of the limit."""
@@ -18,6 +20,8 @@ IDLE = 0.05
 STARVED = 3
 """So many pulses in a row at which it wants the processor: it computes, though it gets little of
 it. Once or twice that is also seen of one that looks for something now and then."""
+
+OnStall = Literal["report", "stop"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,19 @@ class Stall:
     """Seconds without progress that are too many; 0: none are."""
     stop: bool = False
     """Whether the run is ended then."""
+
+    @classmethod
+    def of(cls, after: float, then: str) -> "Stall":
+        """`--stall` in seconds and `--on-stall`.
+
+        Raises:
+            UsageError: they are none.
+        """
+        if then not in get_args(OnStall):
+            raise UsageError(f"--on-stall {then}: it is {' or '.join(get_args(OnStall))}")
+        if not after >= 0:  # NaN is not, either
+            raise UsageError(f"stall {after}: name the seconds, 0 or more")
+        return cls(after, then == "stop")
 
 
 @dataclass

@@ -324,3 +324,19 @@ def test_importing_lab_is_light(lab: Lab) -> None:
     )
     done = python(lab, "", "-c", text)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_run_that_stalls_is_ended_where_that_is_asked_for(lab: Lab) -> None:
+    lab.script("import time; time.sleep(600)", "sleeps.py")
+    text = """
+try:
+    run("sleeps.py", "solo", on="local", stall=1, on_stall="stop", quiet=True)
+except RunError as error:
+    print(error.verdict.kind, error.verdict.exit_code)
+try:
+    run("sleeps.py", "solo", on="local", on_stall="panic")
+except UsageError as error:
+    print(error)
+"""
+    done = python(lab, text)
+    assert done.stdout == "stalled 75\n--on-stall panic: it is report or stop\n", done.stderr
