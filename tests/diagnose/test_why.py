@@ -50,6 +50,13 @@ def test_a_node_is_frozen_when_its_network_answers_and_it_does_not() -> None:
     assert "frozen" in found.summary
 
 
+def test_a_node_that_is_alive_and_out_of_reach_is_cut_off() -> None:
+    silent = {"alive": True, "answered": False}
+    sees = {"peers": {"node1": "its address is not known here"}}
+    found = diagnose(evidence([waiting(), rank()], nodes={"node1": silent, "node0": sees}))
+    assert (found.kind, found.ranks, found.nodes) == ("partitioned", (1,), ("node1",))
+
+
 def test_a_node_whose_ranks_have_ended_needs_not_answer() -> None:
     ended = rank(ended={"code": 0, "signal": None})
     found = diagnose(evidence([waiting(), ended], nodes={"node1": {"answered": False}}))

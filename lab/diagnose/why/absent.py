@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 
-from lab.diagnose.finding import Finding
-from lab.diagnose.why.evidence import Evidence, Node
+from lab.diagnose.finding import Finding, WhyKind
+from lab.diagnose.why.evidence import REACHED, Evidence, Node
 from lab.diagnose.why.telling import at
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import who
 from lab.diagnose.words import ranks_in_words
+
+PARTITION_CURE = "look at the route and the firewall between these nodes (lab doctor)"
 
 
 def judge_absent(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
@@ -65,46 +67,49 @@ def _silent(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
 def _silent_nodes(
     evidence: Evidence, waits: Mapping[int, Wait], there: tuple[int, ...]
 ) -> Finding | None:
+    """Frozen, cut off or dead: by what the other nodes and the engine see of it."""
     names = evidence.nodes_of(there)
     nodes = [evidence.nodes[name] for name in names]
-    does = "do" if len(names) > 1 else "does"
-    frozen = all(_is_frozen(evidence, node) for node in nodes)
-    if frozen:
-        what = f"{does} not answer, but the network there does: processes are frozen"
-    elif any(node.alive for node in nodes):
-        what = f"{does} not answer"
+    several = len(names) > 1
+    seen = [how for node in nodes for how in _seen_by_others(evidence, node).values()]
+    kind: WhyKind = "dead"
+    cure = "look whether the node runs, and can be reached"
+    if seen and all(how in REACHED for how in seen):
+        kind, cure = "paused", "look whether the node is paused or overloaded"
+        what = f"{'do' if several else 'does'} not answer, but the network there does: "
+        what += "processes are frozen"
+    elif seen and all(node.alive for node in nodes):
+        kind, cure = "partitioned", PARTITION_CURE
+        what = f"{'are' if several else 'is'} alive, and the other nodes cannot reach it"
     else:
-        what = f"{'are' if len(names) > 1 else 'is'} gone"
+        what = f"{'do' if several else 'does'} not answer"
+        if not any(node.alive for node in nodes):
+            what = f"{'are' if several else 'is'} gone"
     return Finding(
-        "paused" if frozen else "dead",
+        kind,
         "error",
         f"{', '.join(names)} {what}; {ranks_in_words(there)} {_is(there)} there",
         ranks=there,
         nodes=names,
         innocent=innocents(waits, there),
         evidence=tuple(_of_node(evidence, node) for node in nodes),
-        cure="look whether the node is paused or overloaded"
-        if frozen
-        else "look whether the node runs, and can be reached",
+        cure=cure,
     )
 
 
-def _is_frozen(evidence: Evidence, node: Node) -> bool:
-    """Whether its kernel answers other nodes while its agent answers nobody."""
-    seen = [peer.peers[node.name] for peer in evidence.nodes.values() if node.name in peer.peers]
-    return bool(seen) and all(how in ("ok", "refused") for how in seen)
+def _seen_by_others(evidence: Evidence, node: Node) -> dict[str, str]:
+    """What every other node found when it tried to reach this one."""
+    return {
+        other.name: other.peers[node.name]
+        for other in evidence.nodes.values()
+        if node.name in other.peers
+    }
 
 
 def _of_node(evidence: Evidence, node: Node) -> str:
-    seen = [
-        f"{peer.name}: {peer.peers[node.name]}"
-        for peer in evidence.nodes.values()
-        if node.name in peer.peers
-    ]
-    state = "is not alive" if not node.alive else "is alive and does not answer"
-    return f"{node.name} {state}" + (
-        f"; as seen from other nodes, {', '.join(seen)}" if seen else ""
-    )
+    state = "is alive and does not answer" if node.alive else "is not alive"
+    seen = ", ".join(f"{name}: {how}" for name, how in _seen_by_others(evidence, node).items())
+    return f"{node.name} {state}" + (f"; as seen from other nodes, {seen}" if seen else "")
 
 
 def _cut_off(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
@@ -135,7 +140,7 @@ def _cut_off(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
         nodes=tuple(names),
         innocent=innocents(waits, there),
         evidence=tuple(f"between {a} and {b}: {how}" for (a, b), how in sorted(pairs.items())),
-        cure="look at the route and the firewall between these nodes (lab doctor)",
+        cure=PARTITION_CURE,
     )
 
 

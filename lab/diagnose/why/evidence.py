@@ -16,6 +16,8 @@ MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
 """What calls a module's forward and its hooks (torch.nn.Module)."""
 BUSY = 0.3
 """Share of a core above which a process works. Low, since it may have to share its core."""
+REACHED = ("ok", "refused")
+"""What a node says of another one that it has reached: also a kernel that refuses answers."""
 IDLE = 0.05
 """Share of a core below which it waits."""
 
@@ -150,7 +152,7 @@ class Node:
     @property
     def cut_off_from(self) -> tuple[str, ...]:
         """The nodes that it cannot reach."""
-        return tuple(name for name, how in self.peers.items() if how not in ("ok", "refused"))
+        return tuple(name for name, how in self.peers.items() if how not in REACHED)
 
 
 @dataclass(frozen=True)
