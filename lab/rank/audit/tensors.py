@@ -27,13 +27,17 @@ def digests(tensors: Sequence[Tensor | None]) -> list[int]:
     They are sums of the tensors' words, which any device computes fast, in whatever order.
     """
     sums = _gather([None if tensor is None else _sum(local(tensor)) for tensor in tensors])
-    return [NONE if total is None else (int(total) ^ int(total) >> 32) | 1 for total in sums]
+    return [NONE if total is None else _folded(int(total)) for total in sums]
 
 
 def norms(tensors: Sequence[Tensor | None]) -> list[float]:
     """The L2 norm of each; NaN where one has values that are not finite, or there is none."""
     each = [None if tensor is None else _norm(local(tensor)) for tensor in tensors]
     return [float("nan") if norm is None else float(norm) for norm in _gather(each)]
+
+
+def _folded(total: int) -> int:
+    return ((total ^ total >> 32) & 0xFFFFFFFF) or 1
 
 
 def packed(code: str, numbers: Sequence[int | float]) -> str:
@@ -43,7 +47,7 @@ def packed(code: str, numbers: Sequence[int | float]) -> str:
 
 def packed_digests(numbers: Sequence[int]) -> str:
     """As `packed`."""
-    return packed("I", [number & 0xFFFFFFFF for number in numbers])
+    return packed("I", numbers)
 
 
 def packed_norms(numbers: Sequence[float]) -> str:

@@ -1,0 +1,166 @@
+"""What the judge of replicas says of numbers, where real ranks would have to train for it."""
+
+import math
+import struct
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Any
+
+from lab.diagnose.audit import Audit
+from lab.diagnose.finding import Finding
+
+RANKS = 3
+Values = Mapping[int, tuple[int, ...]]
+
+
+def _pack(code: str, values: tuple[float, ...]) -> str:
+    return b64encode(struct.pack(f"<{len(values)}{code}", *values)).decode()
+
+
+def _layout(**fields: Any) -> dict[str, Any]:
+    return {
+        "check": "layout",
+        "step": 1,
+        "optimizer": 0,
+        "names": ["weight", "bias"],
+        "shapes": [[2, 2], [2]],
+        "parts": [False, False],
+        "managed": [False, False],
+        "group": None,
+        "made": None,
+        "sampler": False,
+        "together": True,
+        **fields,
+    }
+
+
+def _replica(
+    count: int, weights: tuple[int, ...], gradients: tuple[int, ...], **fields: Any
+) -> Any:
+    return {
+        "check": "replica",
+        "step": count,
+        "optimizer": 0,
+        "count": count,
+        "parameters": _pack("I", weights),
+        "gradients": _pack("I", gradients),
+        "parameter_norms": _pack("f", weights),
+        "gradient_norms": _pack("f", gradients),
+        "exchanged": {},
+        "no_sync": None,
+        "bad_loss": None,
+        "scaled": None,
+        "file": "train.py",
+        "line": 7,
+        "function": None,
+        **fields,
+    }
+
+
+def _judge(steps: list[tuple[Values, Values]], layout: Any = None, **fields: Any) -> list[Finding]:
+    """Steps are digests of weights and of gradients, by rank."""
+    audit = Audit(RANKS, {rank: f"node{rank}" for rank in range(RANKS)})
+    found = []
+    for rank in range(RANKS):
+        found += audit.feed(rank, layout or _layout())
+    for count, (weights, gradients) in enumerate(steps, start=1):
+        for rank in range(RANKS):
+            record = _replica(count, weights[rank], gradients[rank], **fields)
+            found += audit.feed(rank, record)
+    found += audit.close()
+    assert audit.broken == []
+    return found
+
+
+def _same(*digests: int) -> Values:
+    return dict.fromkeys(range(RANKS), digests)
+
+
+def _own(start: int) -> Values:
+    return {rank: (start + rank, start + 10 + rank) for rank in range(RANKS)}
+
+
+def test_replicas_that_stay_equal_are_fine() -> None:
+    assert _judge([(_same(n, n + 1), _same(n + 2, n + 3)) for n in range(1, 9)]) == []
+
+
+def test_the_minority_is_guilty() -> None:
+    weights = {0: (5, 6), 1: (5, 6), 2: (7, 6)}
+    (finding,) = _judge(
+        [(_same(1, 2), _same(3, 4)), (weights, _same(3, 4))], exchanged={"after": 1}
+    )
+    assert finding.kind == "parameters-differ"
+    assert finding.ranks == (2,)
+    assert finding.nodes == ("node2",)
+    assert finding.step == 1
+    assert "weight" in finding.summary
+    assert "bias" not in finding.summary
+
+
+def test_a_difference_of_rounding_is_a_warning() -> None:
+    weights = {0: (20_000_000, 2), 1: (20_000_000, 2), 2: (20_000_002, 2)}
+    (finding,) = _judge(
+        [(_same(1, 2), _same(3, 4)), (weights, _same(3, 4))], exchanged={"after": 1}
+    )
+    assert (finding.kind, finding.severity) == ("parameters-differ", "warning")
+
+
+def test_learning_rates_that_are_tried_out_are_no_fault() -> None:
+    assert _judge([(_same(1, 2), _same(3, 4)), (_own(5), _own(30)), (_own(60), _own(90))]) == []
+
+
+def test_an_ensemble_is_no_fault_unless_its_losses_are_averaged() -> None:
+    steps = [(_own(10 * n), _own(100 * n)) for n in range(1, 5)]
+    assert _judge(steps) == []
+    (finding,) = _judge(steps, exchanged={"small": 1})
+    assert finding.kind == "gradients-not-reduced"
+    assert finding.ranks == (0, 1, 2)
+
+
+def test_parts_of_a_model_differ_on_purpose() -> None:
+    steps = [(_same(1, 2), _own(30)), *((_own(10 * n), _own(100 * n)) for n in range(1, 5))]
+    for sent in ("forward", "backward", "point_to_point", "subgroup"):
+        assert _judge(steps, exchanged={sent: 1}) == []
+    assert _judge(steps, _layout(parts=[True, True])) == []
+
+
+def test_parameters_that_are_averaged_may_have_differed() -> None:
+    steps = [(_same(1, 2), _own(30)), (_own(5), _own(60)), (_same(7, 8), _own(90))]
+    assert _judge(steps) == []
+
+
+def test_a_wrapper_that_does_not_reduce_is_said_at_once() -> None:
+    audit = Audit(RANKS, dict.fromkeys(range(RANKS), "node0"))
+    found = []
+    for rank in range(RANKS):
+        audit.feed(rank, _layout(managed=[True, True], group=[0, 1, 2]))
+    for count, weights in ((1, _same(1, 2)), (2, _own(5))):
+        for rank in range(RANKS):
+            found += audit.feed(rank, _replica(count, weights[rank], _own(30 * count)[rank]))
+    assert [finding.kind for finding in found] == ["gradients-not-reduced"]
+
+
+def test_steps_that_some_ranks_did_not_look_at_are_not_compared() -> None:
+    audit = Audit(RANKS, dict.fromkeys(range(RANKS), "node0"))
+    for rank in range(RANKS):
+        audit.feed(rank, _layout())
+    for count in range(1, 9):
+        for rank in (0, 1, 2) if count % 4 == 0 else (1, 2):
+            # Were ranks 1 and 2 compared by themselves, they would seem never to have been equal.
+            digest = count if count % 4 == 0 else 10 * count + rank
+            assert audit.feed(rank, _replica(count, (digest, 1), (1, 1))) == []
+    assert audit.close() == []
+
+
+def test_nan_is_another_matter() -> None:
+    nan = _pack("f", (math.nan, math.nan))
+    steps = [(_same(1, 2), _same(3, 4)), (_own(5), _own(30))]
+    kinds = [finding.kind for finding in _judge(steps, parameter_norms=nan)]
+    assert kinds == []  # so from the start, and so on purpose
+
+
+def test_a_judge_that_breaks_is_left_out() -> None:
+    audit = Audit(1, {0: "node0"})
+    assert audit.feed(0, {"check": "replica", "step": 1}) == []
+    assert any("KeyError" in words for words in audit.broken)
+    assert audit.close() == []
