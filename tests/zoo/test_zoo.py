@@ -1,18 +1,20 @@
 """Nothing is missed, and nothing is said against what is healthy: every case, run for real."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
 from lab.zoo.case import Case, Place
 from lab.zoo.registry import all_cases, find_cases
-from lab.zoo.runner import Outcome, Zoo
+from lab.zoo.runner import Zoo
 from lab.zoo.score import Score, false_alarms
 from lab.zoo.workloads import WORKLOADS, Workload
 
 NODES = 4
-Run = Callable[..., list[Outcome]]
+
+
+ONLY_ON_DOCKER = [case.name for case in all_cases() if "local" not in case.where]
 
 
 def cases(place: Place) -> list[object]:
@@ -42,24 +44,24 @@ def check(zoo: Zoo, case: Case) -> None:
     assert Score(case, fault, healthy).faults == []
 
 
-@pytest.mark.docker
-@pytest.mark.parametrize("case", cases("docker"))
-def test_a_fault_is_named_and_its_twin_is_not(docker: Zoo, case: Case) -> None:
-    check(docker, case)
-
-
-@pytest.mark.docker
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
-def test_healthy_training_is_left_alone(docker: Zoo, workload: Workload) -> None:
-    assert false_alarms(docker.run_workload(workload)) == []
-
-
-@pytest.mark.parametrize("name", ["barrier-on-rank-zero", "no-set-epoch", "bad-sample"])
-def test_without_an_engine(local: Zoo, name: str) -> None:
-    check(local, find_cases([name])[0])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("case", cases("local"))
-def test_as_processes_of_this_machine(local: Zoo, case: Case) -> None:
+def test_a_fault_is_named_and_its_twin_is_not(local: Zoo, case: Case) -> None:
     check(local, case)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+def test_healthy_training_is_left_alone(local: Zoo, workload: Workload) -> None:
+    assert false_alarms(local.run_workload(workload)) == []
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("name", ONLY_ON_DOCKER)
+def test_what_needs_separate_machines(docker: Zoo, name: str) -> None:
+    check(docker, find_cases([name])[0])
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.parametrize("case", cases("docker"))
+def test_in_containers(docker: Zoo, case: Case) -> None:
+    check(docker, case)
