@@ -19,17 +19,18 @@ class Noise:
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._steps: dict[int, dict[int, Record]] = {}
+        self._steps: dict[tuple[int, int], dict[int, Record]] = {}
         self._same: Counter[tuple[int, ...]] = Counter()
         self._first: dict[tuple[int, ...], Record] = {}
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
         """See `Judge`."""
-        step = self._steps.setdefault(record["step"], {})
-        step.setdefault(rank, record)
+        place = record["step"], record["number"]
+        step = self._steps.setdefault(place, {})
+        step[rank] = record
         if len(step) < self._world_size:
             return []
-        del self._steps[record["step"]]
+        del self._steps[place]
         states: dict[int, list[int]] = {}
         for one in sorted(step):
             states.setdefault(step[one]["state"], []).append(one)
@@ -58,7 +59,7 @@ class Noise:
             line=first["line"],
             function=first["function"],
             evidence=(
-                f"at {self._same[ranks]} steps the model drew random numbers in training, from the "
+                f"{self._same[ranks]} times the model drew random numbers in training, from the "
                 f"same state of the generator on {ranks_in_words(ranks)}",
             ),
             cure="once the model is built, seed each rank differently: torch.manual_seed(seed + "

@@ -23,6 +23,7 @@ class Noise:
         self._forwards = forwards
         self._before: tuple[torch.device, Tensor] | None = None
         self._left = MOST
+        self._step = self._number = 0
         forwards.before.append(self._on_forward)
         forwards.after.append(self._on_end)
 
@@ -40,9 +41,13 @@ class Noise:
         device, before = self._before
         if not torch.equal(before, _state(device)):
             self._left -= 1
+            step = self._recorder.step + 1
+            self._number = self._number + 1 if step == self._step else 0
+            self._step = step
             self._recorder.record(
                 "noise",
-                step=self._recorder.step + 1,
+                step=step,
+                number=self._number,
                 state=zlib.crc32(before.numpy().tobytes()),
                 **self._recorder.site(),
             )

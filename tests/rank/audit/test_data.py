@@ -1,0 +1,58 @@
+"""Faults of data and communication are found where they are, and what is right is left alone."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import Lab
+
+FOLDER = Path(__file__).parent
+
+
+def _findings(lab: Lab) -> list[dict[str, Any]]:
+    findings: list[dict[str, Any]] = json.loads((lab.runs()[-1] / "verdict.json").read_text())[
+        "findings"
+    ]
+    return findings
+
+
+def test_each_fault_of_data_and_communication_is_found_at_its_line(lab: Lab) -> None:
+    shutil.copy(FOLDER / "faulty_data.py", lab.cwd)
+    lines = {
+        line.rpartition("# line: ")[2]: number
+        for number, line in enumerate((lab.cwd / "faulty_data.py").read_text().splitlines(), 1)
+        if "# line: " in line
+    }
+    run = lab("run", "--on", "local", "--nodes", "2", "--audit", "faulty_data.py")
+    assert run.returncode == 66, run.stderr
+    assert "check of the audit has failed" not in run.stderr
+    found = {(one["kind"], one["line"]): one["ranks"] for one in _findings(lab)}
+    both = [0, 1]
+    expected = {
+        ("overlapping-samples", lines["overlap"]): both,
+        ("order-never-changes", lines["order"]): both,
+        ("missing-samples", lines["missing"]): [],
+        ("different-random-state", lines["split"]): both,
+        ("loss-not-averaged", lines["loss"]): [0],
+        ("uneven-average", lines["uneven"]): both,
+        ("same-file", lines["file"]): both,
+        ("same-random-state", lines["noise"]): both,
+        ("data-parallel", lines["data parallel"]): both,
+        ("mismatched-collective", lines["reduce"]): [1],
+    }
+    assert expected.items() <= found.items(), found
+    others = {kind for kind, line in found if (kind, line) not in expected}
+    assert others == {"same-batch"}
+
+
+def test_data_and_communication_that_are_right_are_left_alone_bit_by_bit(lab: Lab) -> None:
+    shutil.copy(FOLDER / "healthy_data.py", lab.cwd)
+    where = ("run", "--on", "local", "--nodes", "2")
+    plain = lab(*where, "healthy_data.py")
+    audited = lab(*where, "--audit", "healthy_data.py")
+    assert audited.returncode == 0, audited.stderr
+    assert "check of the audit has failed" not in audited.stderr
+    assert _findings(lab) == []
+    assert sorted(audited.stdout.splitlines()) == sorted(plain.stdout.splitlines())
+    assert len(plain.stdout.splitlines()) > 20, plain.stderr
