@@ -429,3 +429,14 @@ def test_of_two_ranks_the_aborted_one_is_innocent_if_the_other_does_something_ne
 def test_an_aborted_rank_alone_is_told_as_it_is() -> None:
     found = after_abort(rank(), aborted(11, "broadcast"))
     assert named(found) == ("mismatched-collective", (1,), 11)
+
+
+def test_a_rank_that_leaves_the_group_is_early_and_waits_for_nobody() -> None:
+    leaves = rank(STEP[:3], stack=frames(40, (C10D, "destroy_process_group")))
+    assert named(diagnose(evidence([waiting(), leaves]))) == ("ended-early", (1,), 40)
+
+
+def test_a_rank_that_computes_inside_fsdp_is_late_not_waiting() -> None:
+    stack = frames(21, ("torch/distributed/fsdp/_fully_shard/_fsdp_param.py", "to_sharded"))
+    computes = rank(STEP[:3], stack=stack, share=1.0, state="R")
+    assert named(diagnose(evidence([waiting(), computes]))) == ("busy-alone", (1,), 21)

@@ -7,7 +7,7 @@ from lab.diagnose.why.activity import Doing, activity_of
 from lab.diagnose.why.evidence import Evidence, Rank
 from lab.diagnose.why.telling import at, does, seen
 from lab.diagnose.why.unused import UNUSED_CURE, unused_by
-from lab.diagnose.why.waits import Wait, innocents, roots
+from lab.diagnose.why.waits import LEAVING, Wait, innocents, roots
 from lab.diagnose.why.wording import site_in_words, who
 from lab.diagnose.words import ranks_in_words
 
@@ -65,7 +65,10 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
 def _reason(evidence: Evidence, rank: Rank, waits: Mapping[int, Wait]) -> WhyKind:
     if rank.ended is not None:
         return "failed" if rank.ended["code"] else "ended-early"
-    doing = activity_of(rank).doing
+    activity = activity_of(rank)
+    doing = activity.doing
+    if activity.function == LEAVING:
+        return "ended-early"
     wait = _wait_for(waits, (rank.number,))
     if wait.call is not None and wait.call.via == "backward" and unused_by(rank, evidence):
         return "unused-parameter"

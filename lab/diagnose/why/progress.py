@@ -25,7 +25,7 @@ def judge_progress(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | N
     if evidence.because == "failure" or not living or any(r.is_stopped for r in living.values()):
         return None
     moving = {n: moved for n, rank in living.items() if (moved := _moved(evidence, rank))}
-    if moving:
+    if moving and evidence.because == "asked":  # a stall is what has not moved since
         count = sum(moving.values())
         what = f"{ranks_in_words(tuple(moving))} began {count} collectives while being watched"
         return _slow(what, *(f"rank {n} began {count}" for n, count in moving.items()))

@@ -9,6 +9,8 @@ from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey, Ran
 from lab.diagnose.why.wording import call_in_words, group_in_words
 from lab.node.victims import consequence
 
+LEAVING = "destroy_process_group"
+
 
 @dataclass(frozen=True)
 class Wait:
@@ -65,7 +67,9 @@ def _wait(evidence: Evidence, rank: Rank) -> Wait | None:
     call = _call_in_progress(rank, activity)
     if call is not None:
         return _in_collective(evidence, rank, call, activity)
-    if activity.doing is Doing.COMMUNICATION and rank.groups:
+    # Who is busy there computes; and nobody waits in order to leave.
+    in_call = activity.doing is Doing.COMMUNICATION and activity.function != LEAVING
+    if in_call and rank.groups and not rank.is_busy:
         return _in_call(evidence, rank, activity)
     if activity.doing is Doing.HANDLE and rank.groups:
         return Wait(rank.number, "an operation that it has begun", frozenset(), activity.site)
