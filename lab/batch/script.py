@@ -70,8 +70,10 @@ def render_srun(topology: Topology, minutes: int, *, allocated: bool) -> str:
         minutes: how long a job of its own may take.
         allocated: whether this is in an allocation already.
     """
-    kept = ("job-name", "gpus-per-node", "gres", "mem", "partition", "account", "qos", "constraint")
-    kept += ("reservation", "exclusive")
+    kept = {
+        *("job-name", "gpus-per-node", "gres", "mem", "partition", "account", "qos"),
+        *("constraint", "reservation", "exclusive"),
+    }
     asked = [one for one in options(topology) if one.partition("=")[0] in kept]
     words = [*(f"--{one}" for one in asked), f"--time={minutes}"]
     if allocated:

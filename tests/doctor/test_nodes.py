@@ -4,9 +4,11 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lab.doctor.check import Check
@@ -17,6 +19,7 @@ from lab.topology import Node, Topology
 from lab.transport.local import LocalChannel, LocalTransport
 from tests.conftest import Lab
 
+DEADLINE = 120.0
 HOLDER = """
 import socket, sys
 with socket.create_server(("", 0)) as server:
@@ -123,3 +126,19 @@ def test_the_table_has_the_cure_beside_what_is_wrong(lab: Lab) -> None:
     assert lines[at + 1][0] == "cure:"
     assert lines[-1][0] == "lab:"
     assert "1 failed" in done.stdout.splitlines()[-1]
+
+
+def test_nothing_is_left_of_it_when_it_is_killed(lab: Lab) -> None:
+    process = lab.start("doctor", "-t", "pair", "--on", "local")
+    parent = psutil.Process(process.pid)
+    give_up = time.monotonic() + DEADLINE
+    programs: list[psutil.Process] = []
+    while len(programs) < 4:  # on each node the program, and its fork for the roll-call
+        assert time.monotonic() < give_up
+        assert process.poll() is None
+        programs = parent.children(recursive=True)
+        time.sleep(0.01)
+    process.kill()
+
+    _, alive = psutil.wait_procs(programs, timeout=DEADLINE)
+    assert alive == []

@@ -38,6 +38,10 @@ def roll_call(exam: Examined) -> list[Check]:
         checks.append(Check("roll-call", "fail", found, wrong, cure))
     if not checks:
         seconds = max(answer["seconds"] for answer in told.values())
-        found = f"an all-reduce over {len(told)} nodes ({exam.backend}), {seconds:.1f} s"
+        found = f"an all-reduce over {_nodes(len(told))} ({exam.backend}), {seconds:.1f} s"
         checks.append(Check("roll-call", "pass", found, exam.names))
     return checks
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count > 1)}"
