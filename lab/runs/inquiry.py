@@ -250,6 +250,8 @@ class Inquiry:
         if over.because == "stall":
             self.finding = finding
             self.wants_end = self._stall.stop and finding.kind != "slow"
+            if finding.kind == "slow" and self._watch is not None:
+                self._watch.progress(time.monotonic())  # and is asked for again if it lasts
 
     def _is_alive(self, link: AgentLink) -> bool:
         try:
