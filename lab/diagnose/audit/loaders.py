@@ -114,8 +114,8 @@ class Loaders:
         if twice < self._world_size:  # DistributedSampler fills up with so few
             return []
         one = epoch[min(guilty)]
-        most = max(parts[rank].bit_count() for rank in guilty)
-        whole = most >= one["size"] * 0.9
+        most = max(epoch[rank]["drawn"] for rank in guilty)
+        whole = most > one["size"] * 0.9
         return [
             self._finding(
                 "overlapping-samples",

@@ -1,0 +1,94 @@
+"""Collectives that the ranks of a group do not agree on."""
+
+from typing import Any
+
+import pytest
+
+from lab.diagnose.audit.collectives import Collectives
+from lab.diagnose.finding import Finding
+
+WORLD = (0, 1, 2)
+
+
+def signature(
+    op: str = "all_reduce",
+    shape: list[int] | None = None,
+    line: int = 10,
+    *,
+    dtype: str = "float32",
+    reduce: str | None = "SUM",
+    source: str = "call",
+    group: str = "0",
+    ranks: tuple[int, ...] = WORLD,
+) -> list[Any]:
+    shape = [4, 64] if shape is None else shape
+    return [group, ranks, source, op, shape, dtype, reduce, None, "train.py", line, "main"]
+
+
+def record(*calls: tuple[list[Any], int, int]) -> dict[str, Any]:
+    """Of what was called, under which number, at which step."""
+    seen = [(place, number, step) for place, (_, number, step) in enumerate(calls)]
+    return {"check": "collectives", "step": 1, "new": [one for one, _, _ in calls], "seen": seen}
+
+
+def found(*records: dict[str, Any], close: bool = False) -> list[Finding]:
+    judge = Collectives(len(records))
+    findings = [one for rank, each in enumerate(records) for one in judge.feed(rank, each)]
+    return findings + (judge.close() if close else [])
+
+
+@pytest.mark.parametrize(
+    ("theirs", "word"),
+    [
+        (signature("broadcast"), "broadcast"),
+        (signature(shape=[8, 64]), "[8,64]"),
+        (signature(dtype="float64"), "float64"),
+        (signature(reduce="MAX"), "MAX"),
+        (signature(shape=[64, 4]), "[64,4]"),
+    ],
+)
+def test_the_rank_that_calls_another_one_is_named(theirs: list[Any], word: str) -> None:
+    usual = record((signature(), 7, 3))
+    (finding,) = found(usual, record((theirs, 7, 3)), usual)
+    assert finding.ranks == (1,)
+    assert (finding.file, finding.line, finding.step) == ("train.py", 10, 3)
+    assert word in finding.summary
+    assert "#7" in finding.summary
+    assert finding.innocent[0].ranks == (0, 2)
+
+
+def test_other_lines_and_shapes_of_as_many_elements_are_the_same() -> None:
+    ours, theirs = signature(shape=[4]), signature(shape=[4, 1], line=99)
+    records = [record((one, 1, 1)) for one in (ours, theirs, ours)]
+    assert found(*records, close=True) == []
+
+
+def test_the_same_line_at_another_step_is_a_collective_left_out() -> None:
+    usual = record((signature(), 7, 3))
+    (finding,) = found(usual, record((signature(), 7, 4)), usual)
+    assert finding.ranks == (1,)
+    assert "different steps" in finding.summary
+
+
+def test_steps_of_what_was_read_later_say_nothing() -> None:
+    one = signature(source="recorder")
+    assert found(*[record((one, 7, step)) for step in (3, 4, 5)], close=True) == []
+
+
+def test_one_difference_of_a_group_is_said_once() -> None:
+    usual = record((signature(), 7, 3), (signature("barrier"), 8, 3))
+    other = record((signature("barrier"), 7, 3), (signature(), 8, 3))
+    assert len(found(usual, other, usual, close=True)) == 1
+
+
+def test_what_a_gone_rank_called_is_compared_with_what_the_recorder_has_of_the_others() -> None:
+    usual = record((signature(source="recorder", reduce=None), 7, 3))
+    (finding,) = found(usual, record((signature(shape=[9]), 7, 3)), usual, close=True)
+    assert finding.ranks == (1,)
+
+
+def test_groups_are_apart() -> None:
+    pair = {"group": "5", "ranks": (0, 1)}
+    ours = record((signature("barrier", **pair), 1, 1))
+    theirs = record((signature("barrier", **pair), 1, 1))
+    assert found(ours, theirs, record((signature(), 1, 1)), close=True) == []

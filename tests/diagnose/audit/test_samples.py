@@ -1,0 +1,185 @@
+"""Samples that several ranks train on, or none."""
+
+import base64
+import itertools
+import random
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from lab.diagnose.audit.batches import Batches
+from lab.diagnose.audit.loaders import Loaders
+from lab.diagnose.finding import Finding
+
+SITE = {"file": "train.py", "line": 5, "function": "main"}
+
+
+def batch(step: int, rows: Sequence[int], microbatch: int = 0) -> dict[str, Any]:
+    packed = base64.b64encode(struct.pack(f"<{len(rows)}I", *rows)).decode()
+    about = {"check": "batches", "step": step, "microbatch": microbatch}
+    return {**about, "count": len(rows), "rows": packed, **SITE}
+
+
+def trained(*ranks: Sequence[Sequence[int]], close: bool = True) -> list[Finding]:
+    """By rank: its batches."""
+    judge = Batches(len(ranks))
+    findings = []
+    for step, batches in enumerate(zip(*ranks, strict=True), start=1):
+        for rank, rows in enumerate(batches):
+            findings += judge.feed(rank, batch(step, rows))
+    return findings + (judge.close() if close else [])
+
+
+def test_the_same_batches_are_said_while_the_run_goes_on() -> None:
+    shared = [[10 * step + n for n in range(8)] for step in range(4)]
+    own = [[1000 + 10 * step + n for n in range(8)] for step in range(4)]
+    (finding,) = trained(shared, own, shared, close=False)
+    assert (finding.kind, finding.ranks, finding.step) == ("same-batch", (0, 2), 1)
+    assert finding.line == 5
+
+
+def test_one_batch_or_made_up_rows_are_no_proof() -> None:
+    once = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    other = [[1, 2, 3], [14, 15, 16], [17, 18, 19]]
+    assert trained(once, other) == []
+    ones = [[7, 7, 7]] * 5
+    assert trained(ones, ones) == []
+
+
+def test_samples_that_another_rank_has_in_its_own_order_overlap() -> None:
+    chance = random.Random(0)
+    orders = []
+    for _ in range(3):
+        order = list(range(96))
+        chance.shuffle(order)
+        orders.append([order[first : first + 8] for first in range(0, 96, 8)])
+    (finding,) = trained(*orders)
+    assert (finding.kind, finding.ranks) == ("overlapping-samples", (0, 1, 2))
+
+
+def test_epochs_dealt_out_anew_and_samples_drawn_with_replacement_are_right() -> None:
+    chance = random.Random(0)
+    ranks: list[list[list[int]]] = [[], []]
+    for _ in range(4):
+        order = list(range(96))
+        chance.shuffle(order)
+        for first in range(0, 96, 16):
+            for rank in range(2):
+                ranks[rank].append(order[first + 8 * rank : first + 8 * rank + 8])
+    assert trained(*ranks) == []
+    drawn = [[[chance.randrange(200) for _ in range(8)] for _ in range(80)] for _ in range(4)]
+    assert trained(*drawn) == []
+
+
+def test_data_that_repeats_itself_is_no_overlap() -> None:
+    few = [[[step % 5, 1, 2, 3] for step in range(40)] for _ in range(2)]
+    few[1] = [rows[::-1] for rows in few[1]]
+    assert trained(*few) == []
+
+
+def bits(indices: Sequence[int], size: int) -> str:
+    number = sum(1 << index for index in set(indices))
+    return base64.b64encode(zlib.compress(number.to_bytes(-(-size // 8), "little"))).decode()
+
+
+def epoch(
+    order: Sequence[int], size: int = 64, number: int = 1, size_of_batch: int = 8, **about: Any
+) -> dict[str, Any]:
+    options = {"num_replicas": 2, "shuffle": True, **about.pop("options", {})}
+    return {
+        "check": "loaders",
+        "step": 8 * number,
+        "epoch": number,
+        "whole": True,
+        "dataset": "TensorDataset",
+        "size": size,
+        "within": None,
+        "drawn": len(order),
+        "samples": bits(order, size),
+        "body": bits(order[:-size_of_batch], size),
+        "batch": size_of_batch,
+        "order": zlib.crc32(repr(list(order)).encode()),
+        "descents": sum(b < a for a, b in itertools.pairwise(order)),
+        "probes": [[index, index * 7] for index in order],
+        "sampler": "DistributedSampler",
+        "options": options,
+        **SITE,
+        **about,
+    }
+
+
+def loaded(*ranks: Sequence[dict[str, Any]]) -> list[Finding]:
+    judge = Loaders(len(ranks))
+    findings = []
+    for records in zip(*ranks, strict=True):
+        for rank, one in enumerate(records):
+            findings += judge.feed(rank, one)
+    return findings + judge.close()
+
+
+def shuffled(seed: int, size: int = 64) -> list[int]:
+    order = list(range(size))
+    random.Random(seed).shuffle(order)
+    return order
+
+
+def test_a_dataset_dealt_out_anew_each_epoch_is_right() -> None:
+    ranks = [[epoch(shuffled(n)[rank::2], number=n) for n in range(1, 4)] for rank in range(2)]
+    assert loaded(*ranks) == []
+
+
+def test_what_distributed_sampler_fills_up_with_is_no_overlap() -> None:
+    order = shuffled(0, 63)
+    order.append(order[0])
+    assert loaded(*[[epoch(order[rank::2], 63)] for rank in range(2)]) == []
+    # Nor where someone fills whole batches up.
+    order = shuffled(0, 60)
+    order += order[:4]
+    assert loaded(*[[epoch(order[rank * 32 :][:32], 60)] for rank in range(2)]) == []
+
+
+def test_each_rank_going_through_all_of_it_is_overlap() -> None:
+    (finding,) = loaded(*[[epoch(shuffled(rank))] for rank in range(3)])
+    assert (finding.kind, finding.ranks) == ("overlapping-samples", (0, 1, 2))
+    assert "whole dataset" in finding.summary
+
+
+def test_the_same_indices_of_other_data_are_no_overlap() -> None:
+    ranks = [epoch(shuffled(rank)) for rank in range(2)]
+    ranks[1]["probes"] = [[index, index * 7 + 1] for index in range(64)]
+    assert loaded(*[[one] for one in ranks]) == []
+
+
+def test_an_order_that_is_shuffled_and_never_changes() -> None:
+    ranks = [[epoch(shuffled(0)[rank::2], number=n) for n in (1, 2)] for rank in range(2)]
+    (finding,) = loaded(*ranks)
+    assert (finding.kind, finding.ranks, finding.step) == ("order-never-changes", (0, 1), 16)
+    assert "set_epoch" in str(finding.cure)
+
+
+def test_an_order_that_is_not_shuffled_is_wanted() -> None:
+    ranks = [[epoch(range(rank, 64, 2), number=n) for n in (1, 2)] for rank in range(2)]
+    assert loaded(*ranks) == []
+
+
+def test_a_sampler_for_more_ranks_than_there_are_leaves_samples_out() -> None:
+    four = {"num_replicas": 4}
+    (finding,) = loaded(
+        *[[epoch(shuffled(0)[r::4], size_of_batch=4, options=four)] for r in (0, 1)]
+    )
+    assert (finding.kind, finding.ranks) == ("missing-samples", ())
+    assert "32 of 64" in finding.summary
+
+
+def test_a_tail_an_epoch_broken_off_and_a_part_of_the_data_are_not_missing() -> None:
+    order = shuffled(0)[:50]
+    assert loaded(*[[epoch(order[r::2], number=n) for n in (1,)] for r in (0, 1)]) == []
+    broken = [[epoch(shuffled(n)[r::4], number=n, whole=False) for n in (1, 2)] for r in (0, 1)]
+    assert loaded(*broken) == []
+    within = bits(range(32), 64)
+    part = [
+        [epoch([i for i in shuffled(n) if i < 32][r::2], number=n, within=within) for n in (1, 2)]
+        for r in (0, 1)
+    ]
+    assert loaded(*part) == []
