@@ -18,7 +18,7 @@ ENOUGH = 3
 OVERLAP = 0.5
 """The share of a rank's samples that another one has had, while hardly any came twice."""
 TWICE = 0.1
-"""The share that came before on the same rank. More: an epoch is over, or data is repetitive."""
+"""The share that came before on the same rank. More: an epoch is over, or rows are alike."""
 FEW = 16
 """Samples from which on a share says something."""
 

@@ -88,7 +88,6 @@ def test_what_a_gone_rank_called_is_compared_with_what_the_recorder_has_of_the_o
 
 
 def test_groups_are_apart() -> None:
-    pair = {"group": "5", "ranks": (0, 1)}
-    ours = record((signature("barrier", **pair), 1, 1))
-    theirs = record((signature("barrier", **pair), 1, 1))
-    assert found(ours, theirs, record((signature(), 1, 1)), close=True) == []
+    barrier = signature("barrier", group="5", ranks=(0, 1))
+    pair = record((barrier, 1, 1))
+    assert found(pair, pair, record((signature(), 1, 1)), close=True) == []

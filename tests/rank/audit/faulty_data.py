@@ -32,7 +32,7 @@ for _ in range(2):
     for batch in DataLoader(dataset, batch_size=8, sampler=sampler):  # line: order
         step(*batch)
 
-quarter = DistributedSampler(dataset, num_replicas=4, rank=rank)
+quarter: DistributedSampler[object] = DistributedSampler(dataset, num_replicas=4, rank=rank)
 for batch in DataLoader(dataset, batch_size=4, sampler=quarter):  # line: missing
     step(*batch)
 
