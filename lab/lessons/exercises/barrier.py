@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lab.lessons.notebook import Notebook, main
+from lab.lessons.vectors import apart, parameters
 from lab.parallel import all_reduce_grads_
 from lab.training.data import wine_split
 from lab.training.wine import WineClassifier
@@ -51,7 +52,7 @@ def exercise(notebook: Notebook) -> None:
     alone = train(world, lambda _: None)
     in_step = train(world, lambda _: dist.barrier())
     averaged = train(world, all_reduce_grads_)
-    change = float((in_step - alone).abs().max())
+    change = apart(in_step, alone)
     notebook.expect("a rank with barriers differs from itself without by", change, 0.0)
     notebook.expect("ranks with barriers are equal", all_equal(notebook.gather(in_step)), False)
     notebook.expect("ranks with all-reduce are equal", all_equal(notebook.gather(averaged)), True)
@@ -82,7 +83,7 @@ def train(world: World, sync: Sync) -> Tensor:
         cross_entropy(model(inputs[mine]), targets[mine]).backward()
         sync(model)
         optimizer.step()
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu()
+    return parameters(model).cpu()
 
 
 def all_equal(replicas: list[Tensor]) -> bool:

@@ -37,6 +37,7 @@ from torch.func import functional_call
 
 from lab.lessons.notebook import Notebook, main
 from lab.lessons.traffic import bytes_received, expect_received
+from lab.lessons.vectors import apart, gradients
 from lab.parallel import DistributedDataParallel
 
 FEATURES, HIDDEN, BATCH = 128, 512, 16
@@ -57,9 +58,9 @@ def exercise(notebook: Notebook) -> None:
     backward(threads.to(world.device), whole)
     received = bytes_received(notebook, lambda: backward(ddp, mine))
 
-    expected = gradient(alone)
+    expected = gradients(alone)
     for name, model in (("threads", threads), ("DDP", ddp)):
-        difference = float((gradient(model) - expected).abs().max())
+        difference = apart(gradients(model), expected)
         notebook.expect_at_most(f"{name}: gradients differ from one process by", difference, 1e-6)
 
     size = sum(parameter.nbytes for parameter in alone.parameters())
@@ -181,11 +182,6 @@ def samples(rank: int) -> Tensor:
 def backward(model: nn.Module, inputs: Tensor) -> None:
     """Of a mean loss."""
     model(inputs).square().mean().backward()
-
-
-def gradient(model: nn.Module) -> Tensor:
-    """All gradients as one vector, [P]."""
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
 if __name__ == "__main__":

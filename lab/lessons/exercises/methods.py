@@ -44,6 +44,7 @@ from torch import nn
 
 from lab.lessons.notebook import Notebook, main
 from lab.lessons.traffic import expect_received
+from lab.lessons.vectors import apart
 from lab.prove.measure import measure
 from lab.prove.recipe import Recipe
 from lab.prove.subjects import Subject
@@ -78,7 +79,7 @@ def exercise(notebook: Notebook) -> None:
         received = None if wire.measured is None else sum(wire.measured) // world.size
         theory = RECEIVED[name] * memory.model * (world.size - 1) / world.size
         expect_received(notebook, f"{name}: bytes received", received, theory)
-        difference = float((learned[name] - learned["ddp"]).abs().max())
+        difference = apart(learned[name], learned["ddp"])
         notebook.expect_at_most(f"{name}: parameters differ from ddp's by", difference, 1e-5)
 
     held = [costs[name][1].held for name in ("ddp", "zero1", "zero2", "fsdp")]

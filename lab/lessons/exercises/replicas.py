@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lab.lessons.notebook import Notebook, main
+from lab.lessons.vectors import apart, parameters
 from lab.parallel import all_reduce_grads_
 from lab.training.data import wine_split
 from lab.training.wine import WineClassifier
@@ -93,19 +94,14 @@ def train(variant: Variant, world: World) -> Iterator[Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     inputs, targets = (tensor.to(world.device) for tensor in wine_split().train.tensors)
     mine = slice(0 if variant.one_batch else world.rank, None, world.size)
-    yield flat(model)
+    yield parameters(model).cpu()
     for _ in range(STEPS):
         optimizer.zero_grad()
         cross_entropy(model(inputs[mine]), targets[mine]).backward()
         if variant.all_reduce:
             all_reduce_grads_(model)
         optimizer.step()
-        yield flat(model)
-
-
-def flat(model: torch.nn.Module) -> Tensor:
-    """All parameters in one tensor on the CPU, [P]."""
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu()
+        yield parameters(model).cpu()
 
 
 def checksum(parameters: Tensor) -> str:
@@ -115,7 +111,7 @@ def checksum(parameters: Tensor) -> str:
 
 def distance(replicas: list[Tensor]) -> float:
     """The largest difference of any parameter between rank 0 and another rank."""
-    return max(float((replica - replicas[0]).abs().max()) for replica in replicas)
+    return max(apart(replica, replicas[0]) for replica in replicas)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, Optimizer
 
 from lab.lessons.notebook import Notebook, main
+from lab.lessons.vectors import apart, parameters
 from lab.training.data import wine_split
 from lab.training.wine import WineClassifier
 
@@ -58,10 +59,6 @@ class Run:
     parameters: Tensor
     """[P]"""
 
-    def distance(self, other: "Run") -> float:
-        """The largest difference of a parameter."""
-        return float((self.parameters - other.parameters).abs().max())
-
 
 def exercise(notebook: Notebook) -> None:
     """Train by sum and by mean in groups of 1, 2 and 4 ranks."""
@@ -83,11 +80,12 @@ def exercise(notebook: Notebook) -> None:
         means.append(slow_mean)
 
         n = f"N = {size}:"
-        notebook.expect(f"{n} SUM at lr and mean at N lr differ by", fast.distance(scaled), 0.0)
-        apart = slow_mean.distance(means[0])
-        notebook.expect_at_most(f"{n} mean, and one rank alone, differ by", apart, 1e-5)
-        apart = adam.distance(adam_mean)
-        notebook.expect_at_most(f"{n} Adam by SUM and by mean differ by", apart, 1e-3)
+        change = apart(fast.parameters, scaled.parameters)
+        notebook.expect(f"{n} SUM at lr and mean at N lr differ by", change, 0.0)
+        change = apart(slow_mean.parameters, means[0].parameters)
+        notebook.expect_at_most(f"{n} mean, and one rank alone, differ by", change, 1e-5)
+        change = apart(adam.parameters, adam_mean.parameters)
+        notebook.expect_at_most(f"{n} Adam by SUM and by mean differ by", change, 1e-3)
         if size > 1:
             what = f"{n} lr {FAST}: loss by mean < at first < by SUM"
             words = f"{fast_mean.last:.2g} < {fast.first:.2g} < {fast.last:.2g}"
@@ -125,7 +123,7 @@ def train(
                 parameter.grad /= size
         optimizer.step()
     last = cross_entropy(model(inputs), targets).item()
-    return Run(losses[0], last, torch.cat([p.detach().flatten() for p in model.parameters()]))
+    return Run(losses[0], last, parameters(model))
 
 
 if __name__ == "__main__":
