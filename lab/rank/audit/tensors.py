@@ -9,6 +9,8 @@ from torch import Tensor
 
 INTEGERS = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
 """By the size of an element in bytes."""
+MIX = 0x9E3779B97F4A7C15
+"""Odd, without a pattern: its product's upper bits hang on all bits (Fibonacci hashing)."""
 NONE = 0
 """In place of a digest where there is no tensor."""
 
@@ -37,7 +39,7 @@ def norms(tensors: Sequence[Tensor | None]) -> list[float]:
 
 
 def _folded(total: int) -> int:
-    return ((total ^ total >> 32) & 0xFFFFFFFF) or 1
+    return (total * MIX >> 32 & 0xFFFFFFFF) or 1
 
 
 def packed(code: str, numbers: Sequence[int | float]) -> str:
