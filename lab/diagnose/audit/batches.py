@@ -24,7 +24,7 @@ FEW = 16
 
 
 class Batches:
-    """Compares the samples of the ranks: of the same microbatch, and of all since an epoch began."""
+    """Compares the samples of the ranks: of one microbatch, and of all since an epoch began."""
 
     checks = frozenset({"batches"})
 

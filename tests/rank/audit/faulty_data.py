@@ -27,7 +27,7 @@ torch.manual_seed(rank)
 for batch in DataLoader(dataset, batch_size=8, shuffle=True, num_workers=1):  # line: overlap
     step(*batch)
 
-sampler = DistributedSampler(dataset)
+sampler: DistributedSampler[object] = DistributedSampler(dataset)
 for _ in range(2):
     for batch in DataLoader(dataset, batch_size=8, sampler=sampler):  # line: order
         step(*batch)

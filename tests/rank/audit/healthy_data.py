@@ -58,7 +58,9 @@ def show(name: str) -> None:
     print(name, rank, hash(tuple(bits.tolist())), torch.initial_seed(), flush=True)
 
 
-sampler = DistributedSampler(dataset)  # fills up: 67 samples on two ranks
+sampler: DistributedSampler[object] = DistributedSampler(
+    dataset
+)  # fills up: 67 samples on two ranks
 shuffled = DataLoader(
     dataset, batch_size=8, sampler=sampler, num_workers=2, persistent_workers=True
 )
@@ -75,13 +77,13 @@ for epoch in range(3):
             network(inputs)
 show("sampler")
 
-in_order = DistributedSampler(dataset, shuffle=False, drop_last=True)
+in_order: DistributedSampler[object] = DistributedSampler(dataset, shuffle=False, drop_last=True)
 for _ in range(2):
     for batch in DataLoader(dataset, batch_size=8, sampler=in_order, drop_last=True):
         step(*batch)
 train, _ = random_split(dataset, [60, 7], torch.Generator().manual_seed(0))
 for epoch in range(2):
-    part = DistributedSampler(train)
+    part: DistributedSampler[object] = DistributedSampler(train)
     part.set_epoch(epoch)
     for number, batch in enumerate(DataLoader(train, batch_size=8, sampler=part)):
         if number == 2:
@@ -99,7 +101,7 @@ for _ in range(2):
 weighted = WeightedRandomSampler([1.0] * len(dataset), 32)
 for batch in DataLoader(dataset, batch_size=8, sampler=weighted):
     step(*batch)
-named = DistributedSampler(Named())
+named: DistributedSampler[object] = DistributedSampler(Named())
 for batch in DataLoader(Named(), batch_size=8, sampler=named):
     step(**batch)
 for _ in range(12):  # where it begins is left to chance
