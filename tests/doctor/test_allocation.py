@@ -1,0 +1,78 @@
+"""The doctor in an allocation of Slurm, whose commands are played by scripts on PATH."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from tests.conftest import Lab
+
+SRUN = """
+import os, subprocess, sys
+argv = sys.argv[1:]
+Path("srun.json").write_text(__import__("json").dumps(argv))
+command = argv[next(n for n, word in enumerate(argv) if not word.startswith("--")):]
+tasks = [
+    subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, "SLURM_NODEID": str(node),
+                     "SLURM_STEP_NODELIST": "node[0-1]"})
+    for node in range(2)
+]
+for line in sys.stdin.buffer:
+    for task in tasks:
+        task.stdin.write(line)
+        task.stdin.flush()
+for task in tasks:
+    task.communicate()
+"""
+SCONTROL = """
+import sys
+print("Slurmctld(primary) at login is UP" if sys.argv[1] == "ping" else "127.0.0.1\\n127.0.0.1")
+"""
+Play = Callable[[str, str], None]
+
+
+@pytest.fixture
+def play(lab: Lab) -> Play:
+    """`play(name, source)` puts a command, in Python, on `path(lab)`."""
+
+    def put(name: str, source: str) -> None:
+        lab.script(f"#!{sys.executable}\n{source}", f"bin/{name}")
+        (lab.cwd / "bin" / name).chmod(0o755)
+
+    lab.script(f"on: slurm\nname: x\nnodes: 2\nslurm: {{python: {sys.executable}}}\n", "lab.yaml")
+    return put
+
+
+def path(lab: Lab) -> Mapping[str, str]:
+    return {"PATH": f"{lab.cwd / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+
+
+def test_it_is_a_step_of_the_job(lab: Lab, play: Play) -> None:
+    for name, source in (("srun", SRUN), ("scontrol", SCONTROL), ("munge", "print('MUNGE:x')")):
+        play(name, source)
+    play("unmunge", "import sys; sys.exit(0 if sys.stdin.read() == 'MUNGE:x' else 'bad')")
+
+    done = lab("doctor", "--json", env=path(lab), timeout=400)
+
+    report = json.loads(done.stdout)
+    assert [check for check in report["checks"] if check["status"] != "pass"] == []
+    found = {check["name"]: check["found"] for check in report["checks"]}
+    assert found["slurm"] == "munge and slurmctld answer on every host"
+    assert found["roll-call"].startswith("an all-reduce over 2 nodes (gloo)")
+    argv = json.loads((lab.cwd / "srun.json").read_text())
+    assert "--overlap" in argv
+    assert not [word for word in argv if word.startswith("--time")]
+
+
+def test_slurm_that_gives_no_hosts(lab: Lab, play: Play) -> None:
+    play("srun", "raise SystemExit('srun: error: Unable to allocate resources: Invalid account')")
+
+    done = lab("doctor", env=path(lab), timeout=120)
+
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("lab: error: srun gives no hosts: ")
+    assert "Invalid account" in last
+    assert not (lab.cwd / "runs").exists()
