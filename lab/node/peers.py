@@ -5,13 +5,18 @@ import errno
 import os
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 PATIENCE = 1.0
 """Seconds for a connection. A packet that was lost is sent again after one (RFC 6298)."""
 BACKLOG = 64
+
+Address = tuple[socket.AddressFamily, Any]
+"""As a socket takes it."""
 
 
 class Door:
@@ -39,14 +44,6 @@ def _turn_away(listener: socket.socket) -> None:
         listener.accept()[0].close()
 
 
-def resolved(name: str) -> str | None:
-    """The address that a name stands for on this node, or None."""
-    try:
-        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError:
-        return None
-
-
 class Visits:
     """Tries to connect to other nodes; `found` has what came of it, by node."""
 
@@ -58,27 +55,60 @@ class Visits:
     ) -> None:
         """`doors`: address and port by node; `done` is called when the last has been tried."""
         self.found: dict[str, str] = {}
+        self.addresses: dict[str, str] = {}
+        """What names stand for here, by node."""
         self.over_at = time.monotonic() + PATIENCE
         self._selector = selector
+        self._doors = doors
         self._done = done
+        self._lookups: dict[str, int] = {}  # what a look-up writes to when it knows
         self._open: dict[str, socket.socket] = {}
-        for node, (address, port) in doors.items():
-            self._knock(node, address, port)
+        for node, (name, port) in doors.items():
+            try:
+                self._knock(node, _look_up(name, port, socket.AI_NUMERICHOST))
+            except OSError:
+                self._look_up_aside(node, name, port)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing is waited for any more."""
-        return not self._open
+        return self.found.keys() == self._doors.keys()
 
-    def _knock(self, node: str, address: str, port: int) -> None:
-        try:
-            family, kind, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[
-                0
-            ]
-        except OSError as error:
-            self.found[node] = f"its address {address} is not known here: {error.strerror}"
-            return
-        connection = socket.socket(family, kind)
+    def _look_up_aside(self, node: str, name: str, port: int) -> None:
+        """Have a thread look for a name: that may take long where the network is broken."""
+        reading, writing = os.pipe()
+        answer: list[Address | None] = []
+
+        def look_up() -> None:
+            try:
+                answer.append(_look_up(name, port))
+            except OSError:
+                answer.append(None)
+            os.close(writing)
+
+        self._lookups[node] = reading
+        self._selector.register(reading, selectors.EVENT_READ, partial(self._on_name, node, answer))
+        threading.Thread(target=look_up, daemon=True).start()
+
+    def _on_name(self, node: str, answer: list[Address | None]) -> None:
+        if node not in self._lookups:
+            return  # given up since select
+        self._forget_lookup(node)
+        (found,) = answer
+        if found is None:
+            self._settle(node, f"its name {self._doors[node][0]} is not known here")
+        else:
+            self._knock(node, found)
+
+    def _forget_lookup(self, node: str) -> None:
+        reading = self._lookups.pop(node)
+        self._selector.unregister(reading)
+        os.close(reading)
+
+    def _knock(self, node: str, address: Address) -> None:
+        family, target = address
+        self.addresses[node] = target[0]
+        connection = socket.socket(family, socket.SOCK_STREAM)
         connection.setblocking(False)
         code = connection.connect_ex(target)
         if code in (0, errno.EINPROGRESS):
@@ -88,7 +118,7 @@ class Visits:
             )
         else:
             connection.close()
-            self.found[node] = _in_words(code)
+            self._settle(node, _in_words(code))
 
     def _on_answer(self, node: str) -> None:
         if node in self._open:
@@ -97,6 +127,9 @@ class Visits:
 
     def give_up(self) -> None:
         """Wait for nobody any more."""
+        for node in list(self._lookups):
+            self._forget_lookup(node)
+            self._settle(node, f"nobody says what its name {self._doors[node][0]} stands for")
         for node in list(self._open):
             self._close(node, "timeout")
 
@@ -104,9 +137,18 @@ class Visits:
         connection = self._open.pop(node)
         self._selector.unregister(connection)
         connection.close()
+        self._settle(node, what)
+
+    def _settle(self, node: str, what: str) -> None:
         self.found[node] = what
-        if not self._open:
+        if self.is_over:
             self._done()
+
+
+def _look_up(name: str, port: int, flags: int = 0) -> Address:
+    found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=flags)
+    family, _, _, _, target = found[0]
+    return family, target
 
 
 def _in_words(code: int) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from lab.node import stacks
 from lab.node.activity import GONE, activity
-from lab.node.peers import Door, Visits, resolved
+from lab.node.peers import Door, Visits
 from lab.node.pipes import CHUNK
 from lab.node.protocol import Message
 from lab.rank.probe import address
@@ -61,8 +61,6 @@ class _Round:
     questions: dict[int, _Question] = field(default_factory=dict)
     visits: Visits | None = None
     ptrace: str | None = None
-    master: str | None = None
-    """The address that the name of the rendezvous stands for here."""
 
 
 class Probing:
@@ -79,19 +77,18 @@ class Probing:
     def ask(self, message: Message, ranks: Mapping[int, int]) -> None:
         """Begin a round: `probe` of `lab.node.protocol`; `ranks`: their pids."""
         one = _Round(message["id"], message["what"])
-        self._rounds.append(one)
         if self._door is None:
             with contextlib.suppress(OSError):  # then nobody can visit
                 self._door = Door(self._selector)
         doors = {node: (place[0], place[1]) for node, place in message.get("peers", {}).items()}
         if message.get("master"):
-            one.master = resolved(message["master"][0])
             doors[MASTER] = (message["master"][0], message["master"][1])
         if doors:
             one.visits = Visits(self._selector, doors, partial(self._look_for_end, one))
         for rank, pid in ranks.items():
             give_up_at = time.monotonic() + PROBE_PATIENCE
             one.questions[rank] = _Question(rank, pid, give_up_at, activity(pid))
+        self._rounds.append(one)
         for question in list(one.questions.values()):
             self._ask_probe(one, question)
         self._look_for_end(one)
@@ -274,12 +271,14 @@ class Probing:
         if over and one in self._rounds:
             self._rounds.remove(one)
             found = {} if one.visits is None else one.visits.found
+            addresses = {} if one.visits is None else one.visits.addresses
             reach = found.pop(MASTER, None)
+            master = {"resolves": addresses.get(MASTER), "reach": reach}
             self._report(
                 "probed",
                 id=one.number,
                 port=None if self._door is None else self._door.port,
                 ptrace=one.ptrace,
                 peers=found,
-                master=None if reach is None else {"resolves": one.master, "reach": reach},
+                master=None if reach is None else master,
             )
