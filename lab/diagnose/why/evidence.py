@@ -76,6 +76,8 @@ class Rank:
     """`code` and `signal` of its end."""
     process_state: str | None
     """R, S, D, T, Z or gone."""
+    wants_processor: bool
+    """Whether the process, or a child of it, wanted the processor when it was looked at."""
     source: str | None
     error: str | None
     """Why there is no stack."""
@@ -113,7 +115,7 @@ class Rank:
     @property
     def is_busy(self) -> bool:
         """Whether it uses the processor, or would if there were not too many who do."""
-        return (self.cpu_share or 0.0) > BUSY or self.process_state == "R"
+        return (self.cpu_share or 0.0) > BUSY or self.wants_processor
 
     @property
     def is_idle(self) -> bool:
@@ -212,13 +214,15 @@ def _rank(number: int, data: Json) -> Rank:
     }
     calls = [one for one in data.get("collectives") or () if one["group"] in groups]
     calls.sort(key=lambda one: (one.get("time") or 0.0, one["seq"]))
+    process = data.get("process") or {}
     main = [thread for thread in data.get("threads") or () if thread["main"]]
     return Rank(
         number=number,
         node=data["node"],
         local_rank=data.get("local_rank", 0),
         ended=data.get("ended"),
-        process_state=(data.get("process") or {}).get("state"),
+        process_state=process.get("state"),
+        wants_processor=process.get("busy") or process.get("state") == "R",
         source=data.get("source"),
         error=data.get("error"),
         time=data.get("time"),
