@@ -21,4 +21,4 @@ if __name__ == "__main__":
     # The batch script starts one of these for each GPU, and each of them starts as many again.
     nproc = int(os.environ["LOCAL_WORLD_SIZE"])
     node = int(os.environ["GROUP_RANK"])
-    mp.spawn(train, args=(node, nproc), nprocs=nproc)  # <- fault
+    mp.start_processes(train, (node, nproc), nproc, start_method="fork")  # <- fault
