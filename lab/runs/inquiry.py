@@ -111,6 +111,12 @@ class Inquiry:
     def _progress(self) -> None:
         if self._watch is not None:
             self._watch.progress(time.monotonic())
+        self._forget_stall()
+
+    def _forget_stall(self) -> None:
+        """The ranks go on, unless it is we who end them."""
+        if self._links and self._ends is None:
+            self.finding, self.wants_end = None, False
 
     def hold(self, waits: bool) -> None:
         """Rank 0 waits for input, or has got it: that is no stall of ours."""
@@ -270,6 +276,7 @@ class Inquiry:
         }
         if self._watch.feed(self._states, silent, over.asked_at):
             self._record.forget_pulses()
+            self._forget_stall()
         stalled_s = self._watch.stalled_for(time.monotonic())
         if stalled_s is not None:
             self._wanted = ("stall", stalled_s)
