@@ -115,12 +115,15 @@ class Rank:
     @property
     def is_busy(self) -> bool:
         """Whether it uses the processor, or would if there were not too many who do."""
-        return (self.cpu_share or 0.0) > BUSY or self.wants_processor
+        share = self.cpu_share
+        if share is not None and (share > BUSY or share < IDLE):
+            return share > BUSY
+        return self.wants_processor
 
     @property
     def is_idle(self) -> bool:
         """Whether it uses no processor time."""
-        return self.cpu_share is not None and self.cpu_share < IDLE and not self.is_busy
+        return self.cpu_share is not None and self.cpu_share < IDLE
 
     @property
     def is_in_script(self) -> bool:
