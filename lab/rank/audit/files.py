@@ -53,6 +53,8 @@ class Files:
         folder, name = os.path.split(whole)
         if folder.startswith(("/dev", "/proc", "/sys")) or len(self._known) >= MOST:
             return
+        if os.path.isdir(whole):  # noqa: PTH112 - in haste; tempfile makes nameless files in it
+            return
         if not _is_scripts(sys._getframe(1)):
             return
         status = os.stat(folder)  # noqa: PTH116 - in haste
