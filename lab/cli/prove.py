@@ -19,7 +19,8 @@ from lab.cli.options import (
 from lab.cli.run import execute
 from lab.errors import EXIT_FAILURE, LabError, UsageError
 from lab.prove import Matrix, Recipe, Report
-from lab.prove.recipe import AllReduce, CommHook, Impl, Mean, OptimizerName, Parallel, Precision
+from lab.prove.recipe import AllReduce, CommHook, Mean, OptimizerName, Precision
+from lab.training.methods import Impl, Parallel
 
 if TYPE_CHECKING:
     from lab.topology import Topology

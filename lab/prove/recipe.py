@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, get_args
 
-Parallel = Literal["none", "ddp", "zero1", "zero2", "fsdp"]
-Impl = Literal["ours", "torch", "minimal"]
+from lab.training.methods import Impl, Parallel
+
 AllReduce = Literal["flat", "ordered", "hierarchical"]
 Mean = Literal["sum_then_divide", "avg", "divide_then_sum"]
 CommHook = Literal["none", "fp16", "bf16"]

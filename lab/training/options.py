@@ -19,12 +19,9 @@ from typing import Any, Literal
 
 from lab.errors import UsageError
 from lab.training.arguments import ArgumentParser, count, positive_float, positive_int
+from lab.training.methods import IMPLS, PARALLEL, Impl, Parallel
 from lab.training.world import BACKENDS
 
-Parallel = Literal["none", "ddp", "fsdp", "zero1", "zero2"]
-Impl = Literal["ours", "torch", "minimal"]
-PARALLEL = ("none", "ddp", "fsdp", "zero1", "zero2")
-IMPLS = ("ours", "torch", "minimal")
 SCHEDULES = ("constant", "cosine", "linear")
 LR_SCALING = ("none", "linear", "sqrt")
 

@@ -1,7 +1,6 @@
 """The training loop, from the first batch to the last checkpoint, on any number of ranks.
 
-    trainer = Trainer(Net, dataset, Options(epochs=3), world, loss=loss)
-    trainer.train()
+    Trainer(Net, dataset, Options(epochs=3), world, loss=loss).train()
 
 The file reads from top to bottom: what is set up, the loop, one step, what happens between steps.
 Beside it are only what one can leave for later: `order.py` says which samples a step takes,

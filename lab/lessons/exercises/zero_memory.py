@@ -33,7 +33,8 @@ import sys
 
 from lab.lessons.notebook import Notebook, main
 from lab.prove.measure import measure
-from lab.prove.recipe import Parallel, Recipe
+from lab.prove.recipe import Recipe
+from lab.training.methods import Parallel
 
 SHARDED: dict[Parallel, tuple[bool, bool, bool]] = {
     "ddp": (False, False, False),
