@@ -12,7 +12,10 @@ CODE = (".py", ".pyx", ".so", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini",
 SKIPPED = frozenset(("__pycache__", "node_modules", "outputs", "runs", "site-packages", "venv"))
 """Folders that are not the project's own files; neither are those that begin with a dot."""
 MOST_FILES = 2000
-LARGEST = 4 << 20
+MOST_BYTES = 64 << 20
+MOST_NAMES = 50_000
+"""Where to stop: a folder of data is not to be read. The order is the same on all nodes."""
+LARGEST = 1 << 20
 """Bytes of a file that counts as code."""
 
 
@@ -25,26 +28,33 @@ def code_of(folder: str) -> dict[str, Any] | None:
     """The project's files; None: there is no such folder. `~` is the home.
 
     Returns:
-        `files` (path -> the beginning of its SHA-256) and `hash`, equal where all files are.
-        Only the first `MOST_FILES` files count.
+        `files` (path -> the beginning of its SHA-256; the first ones, where there are very many)
+        and `hash`, equal where all of them are.
     """
     root = Path(folder).expanduser()
     if not root.is_dir():
         return None
     files: dict[str, str] = {}
+    size = 0
     for path in _files(root):
         name = str(path.relative_to(root)).encode("utf-8", "replace").decode()
         try:
-            files[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+            data = path.read_bytes()
+            size += len(data)
+            files[name] = hashlib.sha256(data).hexdigest()[:12]
         except OSError as error:
             files[name] = f"cannot be read: {error.strerror}"
-        if len(files) == MOST_FILES:
+        if len(files) == MOST_FILES or size > MOST_BYTES:
             break
     return {"files": files, "hash": hashlib.sha256(repr(files).encode()).hexdigest()[:12]}
 
 
 def _files(root: Path) -> Iterator[Path]:
+    seen = 0
     for folder, below, names in os.walk(root):
+        seen += len(names)
+        if seen > MOST_NAMES:
+            return
         below[:] = sorted(n for n in below if n not in SKIPPED and not n.startswith("."))
         for name in sorted(names):
             path = Path(folder, name)

@@ -383,6 +383,18 @@ def test_variables_that_differ() -> None:
     expect(exam, "environment", "warn", words, nodes=("node3",))
 
 
+def test_threads_follow_cores_and_ranks() -> None:
+    exam = healthy()
+    look(exam, "node3")["variables"]["OMP_NUM_THREADS"] = "2"
+    assert [check.nodes for check in bad(exam)] == [("node3",)]
+    look(exam, "node3")["cores"] = 8.0
+    assert bad(exam) == []
+    exam = healthy()
+    look(exam, "node3")["variables"]["OMP_NUM_THREADS"] = "2"
+    exam.patients = (*exam.patients[:3], Patient("node3", "node3", 2))
+    assert bad(exam) == []
+
+
 def test_a_variable_that_crashes_ddp() -> None:
     exam = healthy()
     for node in exam.names:

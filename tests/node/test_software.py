@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from lab.node import software
 from lab.node.software import code_of, variables
 
 
@@ -33,3 +36,14 @@ def test_no_folder_is_not_an_empty_one(tmp_path: Path) -> None:
 def test_variables_that_libraries_obey_and_no_secrets() -> None:
     env = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2", "AWS_SECRET_ACCESS_KEY": "x", "HOME": "/"}
     assert variables(env) == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
+
+
+def test_a_folder_of_data_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.py").write_text("a")
+    (tmp_path / "data").mkdir()
+    for number in range(10):
+        (tmp_path / f"data/{number}.json").write_text("{}")
+    monkeypatch.setattr(software, "MOST_NAMES", 5)
+    code = code_of(str(tmp_path))
+    assert code is not None
+    assert set(code["files"]) == {"a.py"}

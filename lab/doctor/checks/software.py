@@ -135,8 +135,10 @@ def environment(exam: Examined) -> list[Check]:
 
 
 def _follows_cores(exam: Examined, name: str) -> bool:
-    """Threads are to differ where cores do."""
-    return name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") and len(groups(exam.values("cores"))) > 1
+    """Threads are to differ where cores do, or how many ranks share them."""
+    slots = {patient.slots for patient in exam.patients}
+    differ = len(groups(exam.values("cores"))) > 1 or len(slots) > 1
+    return differ and name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def _same(
