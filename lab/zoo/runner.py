@@ -54,8 +54,10 @@ class Zoo:
         self._nodes = nodes
         self._at_once = at_once
         self._running: set[subprocess.Popen[str]] = set()
+        self._on_term = signal.getsignal(signal.SIGTERM)
 
     def __enter__(self) -> "Zoo":
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # end the runs, too
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._on == "docker":  # all of them: while runs are on some, others cannot be added
             self._lab("up", "--on", "docker", "--nodes", str(self._nodes))
@@ -63,6 +65,7 @@ class Zoo:
 
     def __exit__(self, *_: object) -> None:
         """Remove the nodes that the runs have left up."""
+        signal.signal(signal.SIGTERM, self._on_term)
         if self._on == "docker":
             self._lab("down", "--on", "docker")
             for file in self._folder.glob(SHM.format("*")):
