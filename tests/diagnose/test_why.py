@@ -440,3 +440,20 @@ def test_a_rank_that_computes_inside_fsdp_is_late_not_waiting() -> None:
     stack = frames(21, ("torch/distributed/fsdp/_fully_shard/_fsdp_param.py", "to_sharded"))
     computes = rank(STEP[:3], stack=stack, share=1.0, state="R")
     assert named(diagnose(evidence([waiting(), computes]))) == ("busy-alone", (1,), 21)
+
+
+def test_a_main_thread_that_waits_for_one_that_communicates_waits_as_well() -> None:
+    def with_threads() -> Json:
+        found = rank(STEP, stack=[])
+        found["collectives"][-1]["done"] = False
+        join = {"file": "/python3.11/threading.py", "line": 1, "function": "Thread.join"}
+        found["threads"] = [
+            {"name": "saver", "main": False, "frames": frames(10, (C10D, "all_reduce"))},
+            {"name": "MainThread", "main": True, "frames": [join | {"user": False}, *frames(50)]},
+        ]
+        return found
+
+    assert named(diagnose(evidence([with_threads(), late(), with_threads()])))[:2] == (
+        "busy-alone",
+        (1,),
+    )

@@ -14,6 +14,8 @@ STOPPED = "T"
 GONE = ("Z", "X", "gone")
 MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
 """What calls a module's forward and its hooks (torch.nn.Module)."""
+THREADING = ("/threading.py", "/queue.py")
+"""Where threads wait for each other."""
 BUSY = 0.3
 """Share of a core above which a process works. Low, since it may have to share its core."""
 REACHED = ("ok", "refused")
@@ -84,7 +86,7 @@ class Rank:
     time: float | None
     """When it answered, by the clock of its node."""
     frames: tuple[Frame, ...]
-    """Of the main thread, innermost first."""
+    """Of the main thread, innermost first; of one that communicates where it waits for that."""
     groups: Mapping[GroupKey, str]
     """With the backend of each."""
     collectives: tuple[Collective, ...]
@@ -218,7 +220,7 @@ def _rank(number: int, data: Json) -> Rank:
     calls = [one for one in data.get("collectives") or () if one["group"] in groups]
     calls.sort(key=lambda one: (one.get("time") or 0.0, one["seq"]))
     process = data.get("process") or {}
-    main = [thread for thread in data.get("threads") or () if thread["main"]]
+    threads = sorted(data.get("threads") or (), key=lambda thread: not thread["main"])
     return Rank(
         number=number,
         node=data["node"],
@@ -229,7 +231,7 @@ def _rank(number: int, data: Json) -> Rank:
         source=data.get("source"),
         error=data.get("error"),
         time=data.get("time"),
-        frames=tuple(_frame(one) for one in main[0]["frames"]) if main else (),
+        frames=_stack([[_frame(f) for f in one["frames"]] for one in threads]),
         groups={groups[one["name"]]: one.get("backend") or "" for one in data.get("groups") or ()},
         collectives=tuple(
             _collective(groups[one["group"]], one) for one in calls if not one.get("p2p")
@@ -242,6 +244,17 @@ def _rank(number: int, data: Json) -> Rank:
         env=data.get("env") or {},
         exception=data.get("exception"),
     )
+
+
+def _stack(threads: list[list[Frame]]) -> tuple[Frame, ...]:
+    """That of the first thread, the main one, unless it only waits for another to communicate."""
+    if not threads or not threads[0]:
+        return ()
+    if threads[0][0].file.endswith(THREADING):
+        for frames in threads[1:]:
+            if any("/torch/distributed/" in frame.file for frame in frames):
+                return tuple(frames)
+    return tuple(threads[0])
 
 
 def _frame(data: Json) -> Frame:
