@@ -18,7 +18,7 @@ def main():
     for micro in range(16):
         inputs = torch.randn(8, 10)
         last = micro % ACCUMULATE == 0
-        with contextlib.nullcontext() if last else model.no_sync():
+        with contextlib.nullcontext() if last else model.no_sync():  # <- fault
             loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
             (loss / ACCUMULATE).backward()  # <- fault
         if (micro + 1) % ACCUMULATE == 0:
