@@ -18,7 +18,7 @@ from lab.zoo.case import Case, Place, Twin
 from lab.zoo.workloads import Workload
 
 LAB = (sys.executable, "-P", "-m", "lab")
-OPTIONS = ("--audit", "--on-stall", "stop", "--timeout", "120s", "--json")
+OPTIONS = ("--audit", "--on-stall", "stop", "--timeout", "180s", "--json")
 """Of each run: all that lab can see of what is wrong."""
 STALL = {"fault": 4, "healthy": 30}
 """Seconds without progress after which a run is looked into. A healthy one is given more: on a
