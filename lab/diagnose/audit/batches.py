@@ -49,7 +49,8 @@ class Batches:
             return []
         del self._columns[place]
         found = self._judge_same(column)
-        self._take(column)
+        if len({one["weights"] for one in column.values()}) == 1:
+            self._take(column)
         return found or self._judge_overlap()
 
     def close(self) -> list[Finding]:
@@ -63,7 +64,8 @@ class Batches:
         for rank in sorted(column):
             rows = column[rank]["rows"]
             if len(set(rows)) > 1 or len(rows) == 1:  # else made up: ones, zeros
-                groups.setdefault(tuple(rows), []).append(rank)
+                # Ranks with weights of their own are no replicas: they may well share samples.
+                groups.setdefault((*rows, column[rank]["weights"]), []).append(rank)
         self._seen += 1
         found = []
         for ranks in (tuple(ranks) for ranks in groups.values() if len(ranks) > 1):

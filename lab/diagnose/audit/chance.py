@@ -31,9 +31,9 @@ class Noise:
         if len(step) < self._world_size:
             return []
         del self._steps[place]
-        states: dict[int, list[int]] = {}
-        for one in sorted(step):
-            states.setdefault(step[one]["state"], []).append(one)
+        states: dict[object, list[int]] = {}
+        for one in sorted(step):  # ranks with weights of their own are no replicas
+            states.setdefault((step[one]["state"], step[one]["weights"]), []).append(one)
         found = []
         for ranks in (tuple(ranks) for ranks in states.values() if len(ranks) > 1):
             self._same[ranks] += 1

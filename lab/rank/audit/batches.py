@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from .forwards import Forwards, is_part, is_training, samples_of
+from .forwards import Forwards, is_part, is_training, samples_of, weights_digest
 from .hooks import Hooks
 from .loaders import Loaders
 from .rows import row_digests
@@ -51,5 +51,6 @@ class Batches:
             microbatch=self._microbatch,
             count=tensors[0].shape[0],
             rows=packed_digests(rows),
+            weights=weights_digest(module),
             **(self._loaders.last_site or self._recorder.site()),
         )

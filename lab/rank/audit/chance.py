@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import data
 
-from .forwards import Forwards, is_part, is_training, tensors_of
+from .forwards import Forwards, is_part, is_training, tensors_of, weights_digest
 from .hooks import Hooks
 
 MOST = 64
@@ -35,7 +35,7 @@ class Noise:
             device = next((one.device for one in tensors_of(inputs)), torch.device("cpu"))
             self._before = device, _state(device)
 
-    def _on_end(self, _: nn.Module) -> None:
+    def _on_end(self, module: nn.Module) -> None:
         if self._before is None:
             return
         device, before = self._before
@@ -48,6 +48,7 @@ class Noise:
                 "noise",
                 step=step,
                 number=self._number,
+                weights=weights_digest(module),
                 state=zlib.crc32(before.numpy().tobytes()),
                 **self._recorder.site(),
             )

@@ -16,6 +16,8 @@ from .hooks import Hooks
 TORCH = str(Path(torch.__file__).parent)
 MOST = 1000
 """Files that are noted."""
+Key = tuple[str, int, str]
+"""A file: its disk, its folder there, its name."""
 NETWORK = ("nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "beegfs", "fuse.", "9p", "virtiofs")
 """Beginnings of the names of file systems that several machines share."""
 
@@ -29,11 +31,15 @@ def install(hooks: Hooks) -> None:
 
 
 class Files:
-    """Notes each file that the script empties and writes, once."""
+    """Notes each file that the script empties and writes something into, once."""
 
     def __init__(self, hooks: Hooks) -> None:
-        self._hooks = hooks
-        self._known: set[tuple[str, int, str]] = set()
+        self._hooks, self._recorder = hooks, hooks.recorder
+        self._known: set[Key] = set()
+        self._open: dict[str, dict[str, Any]] = {}
+        """By path: records of what was opened; locks, for one, stay empty."""
+        hooks.after_step.append(lambda *_: self._look())
+        hooks.recorder.before_close.append(self._look)
 
     def on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         """See `sys.addaudithook`: called for whatever Python does, and so in haste."""
@@ -42,6 +48,8 @@ class Files:
             # To append, to change in place or to make what must not be there can be right.
             if flags & os.O_TRUNC and not flags & os.O_EXCL and isinstance(path, str | bytes):
                 self._hooks.safely(self._note, path)
+        elif event == "os.rename" and self._open:
+            self._hooks.safely(self._look)
 
     def on_save(self, _: object, file: Any, *__: Any, **___: Any) -> None:
         """`torch.save` begins."""
@@ -51,18 +59,22 @@ class Files:
     def _note(self, path: str | bytes | os.PathLike[str]) -> None:
         whole = os.path.realpath(os.fsdecode(path))
         folder, name = os.path.split(whole)
-        if folder.startswith(("/dev", "/proc", "/sys")) or len(self._known) >= MOST:
-            return
-        if os.path.isdir(whole):  # noqa: PTH112 - in haste; tempfile makes nameless files in it
-            return
-        if not _is_scripts(sys._getframe(1)):
+        special = folder.startswith(("/dev", "/proc", "/sys")) or os.path.isdir(whole)  # noqa: PTH112 - in haste
+        if special or len(self._known) >= MOST or not _is_scripts(sys._getframe(1)):
             return
         status = os.stat(folder)  # noqa: PTH116 - in haste
         key = _disk(status.st_dev), status.st_ino, name
         if key not in self._known:
             self._known.add(key)
-            recorder = self._hooks.recorder
-            recorder.record("files", key=key, path=os.fsdecode(path), **recorder.site())
+            about = {"key": key, "path": os.fsdecode(path), "step": self._recorder.step}
+            self._open[whole] = {**about, **self._recorder.site()}
+
+    def _look(self) -> None:
+        """Record those into which something has been written."""
+        for path, record in list(self._open.items()):
+            if os.path.exists(path) and os.path.getsize(path):  # noqa: PTH110, PTH202 - in haste
+                del self._open[path]
+                self._recorder.record("files", **record)
 
 
 def _is_scripts(frame: FrameType | None) -> bool:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from .hooks import Hooks
+from .models import is_part as is_part_of_whole
+from .tensors import digests
 
 Listener = Callable[..., None]
 DEEPEST = 4
@@ -56,6 +58,14 @@ def is_part(module: nn.Module) -> bool:
     meshes = [one.device_mesh for one in module.parameters() if hasattr(one, "device_mesh")]
     gathers = any(hasattr(one, "unshard") for one in module.modules())  # FSDP
     return any(mesh.ndim > 1 for mesh in meshes) or bool(meshes and not gathers)
+
+
+def weights_digest(module: nn.Module) -> int:
+    """Of one of its parameters: ranks whose weights differ are no replicas. 0: all are parts."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and not is_part_of_whole(name, parameter):
+            return digests([parameter])[0]
+    return 0
 
 
 def is_training(module: nn.Module) -> bool:

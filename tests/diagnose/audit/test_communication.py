@@ -36,7 +36,7 @@ def test_files_of_the_same_name_on_disks_of_their_own_are_several() -> None:
 
 
 def noise(step: int, state: int) -> dict[str, Any]:
-    return {"check": "noise", "step": step, "number": 0, "state": state}
+    return {"check": "noise", "step": step, "number": 0, "state": state, "weights": 1}
 
 
 def test_random_numbers_that_are_the_same_on_some_ranks() -> None:

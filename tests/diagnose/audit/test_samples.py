@@ -15,9 +15,9 @@ from lab.diagnose.finding import Finding
 SITE = {"file": "train.py", "line": 5, "function": "main"}
 
 
-def batch(step: int, rows: Sequence[int], microbatch: int = 0) -> dict[str, Any]:
+def batch(step: int, rows: Sequence[int], weights: int = 1) -> dict[str, Any]:
     packed = base64.b64encode(struct.pack(f"<{len(rows)}I", *rows)).decode()
-    about = {"check": "batches", "step": step, "microbatch": microbatch}
+    about = {"check": "batches", "step": step, "microbatch": 0, "weights": weights}
     return {**about, "count": len(rows), "rows": packed, **SITE}
 
 
@@ -45,6 +45,14 @@ def test_one_batch_or_made_up_rows_are_no_proof() -> None:
     assert trained(once, other) == []
     ones = [[7, 7, 7]] * 5
     assert trained(ones, ones) == []
+
+
+def test_ranks_with_weights_of_their_own_may_share_batches() -> None:
+    judge = Batches(2)
+    for step in range(1, 6):
+        for rank in range(2):
+            assert judge.feed(rank, batch(step, range(10 * step, 10 * step + 8), rank)) == []
+    assert judge.close() == []
 
 
 def test_samples_that_another_rank_has_in_its_own_order_overlap() -> None:
