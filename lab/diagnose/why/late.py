@@ -43,7 +43,8 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     wait = _wait_for(waits, ranks)
     what = does(first, activity)
     if len(ranks) > 1:
-        what = f"are late: rank {first.number} {what}"
+        all_ended = first.ended is not None
+        what = "have ended" if all_ended else f"are late: rank {first.number} {what}"
     names = unused_by(first, evidence) if kind == "unused-parameter" else ()
     without = f"; no gradient: {', '.join(names)}" if names else ""
     finding = Finding(
