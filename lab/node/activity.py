@@ -23,7 +23,8 @@ def activity(pid: int) -> dict[str, Any]:
     Returns:
         `state`: the letter of ps(1) (R, S, D, T, Z, ...), or `gone`; `cpu_s`: seconds of the
         processor's time so far; `threads`: how many it has; `busy`: whether any thread wants the
-        processor at this moment. The last three are null where the system does not tell.
+        processor, or a disk, at this moment. The last three are null where the system does not
+        tell.
     """
     if sys.platform != "linux":
         return _as_ps_says(pid)
@@ -34,19 +35,21 @@ def activity(pid: int) -> dict[str, Any]:
     if fields is None:
         return {"state": GONE, "cpu_s": None, "threads": None, "busy": None}
     family = [pid, *descendants(pid)]
-    spent = [(int(one[11]) + int(one[12])) / TICKS for one in map(stat, family) if one is not None]
+    # Its own time, and that of the children that have ended: those are not in the family any more.
+    spent = [sum(map(int, one[11:15])) for one in map(stat, family) if one is not None]
     return {
         "state": fields[0],
-        "cpu_s": round(sum(spent), 3),
+        "cpu_s": round(sum(spent) / TICKS, 3),
         "threads": int(fields[17]),
-        "busy": any(_runs(thread) for member in family for thread in threads(member)),
+        "busy": any(_works(thread) for member in family for thread in threads(member)),
     }
 
 
-def _runs(thread: Path) -> bool:
+def _works(thread: Path) -> bool:
+    """Whether it has the processor or waits for its turn, or for a disk."""
     with contextlib.suppress(OSError):  # it has ended
         text = (thread / "stat").read_text(errors="replace")
-        return text.rpartition(")")[2].split()[0] == "R"
+        return text.rpartition(")")[2].split()[0] in "RD"
     return False
 
 

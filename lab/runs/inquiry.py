@@ -24,7 +24,7 @@ from lab.runs.verdict import Failure
 from lab.topology import Topology
 from lab.transport.base import Transport
 
-PULSE_PATIENCE = 1.5
+PULSE_PATIENCE = 3.0
 """Seconds for a node to tell its ranks' pulses: what is silent for longer counts as silent."""
 STATE_PATIENCE = 4.0
 """The same for all that there is to tell, stacks from outside included."""
@@ -269,6 +269,8 @@ class Inquiry:
         if self._watch is None:
             return
         mute = {name for name, known in self._record.nodes.items() if not known.answered}
+        if len(mute) == len(self._record.nodes):
+            mute = set()  # where nobody answers it is this machine that is too busy
         silent = {
             rank
             for rank, known in self._record.ranks.items()

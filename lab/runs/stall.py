@@ -17,9 +17,6 @@ LEAST, MOST = 0.5, 2.0
 """Seconds between two pulses; in between a twelfth of the limit."""
 IDLE = 0.05
 """Less than this part of a processor counts as none: a probe's own use is far less."""
-STARVED = 3
-"""So many pulses in a row at which it wants the processor: it computes, though it gets little of
-it. Once or twice that is also seen of one that looks for something now and then."""
 
 OnStall = Literal["report", "stop"]
 
@@ -49,14 +46,24 @@ class Stall:
 
 @dataclass
 class _Seen:
-    """Of one rank, at its last pulse."""
+    """One rank, since it was first seen where it is."""
 
     at: float
     seqs: Mapping[str, int]
     line: str | None
     cpu_s: float | None
-    busy: int
-    """How many pulses in a row it has wanted the processor."""
+    looks: int = 0
+    busy: int = 0
+    """At how many of them it wanted the processor."""
+
+    def is_idle(self, cpu_s: float | None, now: float) -> bool:
+        """Whether it has done nothing since.
+
+        On a busy machine who computes may get little of the processor, but wants it most times.
+        """
+        if self.cpu_s is None or cpu_s is None:
+            return True  # it has ended, or the system does not tell
+        return 2 * self.busy <= self.looks and cpu_s - self.cpu_s < IDLE * (now - self.at)
 
 
 class StallWatch:
@@ -122,18 +129,22 @@ class StallWatch:
     def _feed(
         self, rank: int, process: Mapping[str, Any], probe: Mapping[str, Any], now: float
     ) -> bool:
-        before = self._seen.get(rank)
-        busy = (before.busy if before else 0) + 1 if process["busy"] else 0
-        seen = _Seen(now, probe.get("seqs", {}), probe.get("at"), process["cpu_s"], busy)
-        self._seen[rank] = seen
-        if before is None:
+        new = _Seen(now, probe.get("seqs", {}), probe.get("at"), process["cpu_s"])
+        seen = self._seen.setdefault(rank, new)
+        if seen is new:
             return False
-        stays = probe.get("pending", 0) > 0 and seen.line == before.line
-        if stays or _is_idle(before, seen):
-            self._waits_since.setdefault(rank, before.at)
+        if not probe:  # it could not answer this time, which is no news of it
+            new.seqs, new.line = seen.seqs, seen.line
+        seen.looks += 1
+        seen.busy += bool(process["busy"])
+        moved = new.seqs != seen.seqs
+        stays = probe.get("pending", 0) > 0 and new.line == seen.line
+        if not moved and (stays or seen.is_idle(new.cpu_s, now)):
+            self._waits_since[rank] = seen.at
         else:
+            self._seen[rank] = new
             self._waits_since.pop(rank, None)
-        return bool(probe) and seen.seqs != before.seqs
+        return moved
 
     def stalled_for(self, now: float) -> float | None:
         """Seconds without progress, once for each stall, when they are too many."""
@@ -141,9 +152,3 @@ class StallWatch:
             return None
         self._is_told = True
         return now - self._since
-
-
-def _is_idle(before: _Seen, after: _Seen) -> bool:
-    if before.cpu_s is None or after.cpu_s is None:
-        return True  # it has ended, or the system does not tell
-    return after.busy < STARVED and after.cpu_s - before.cpu_s < IDLE * (after.at - before.at)

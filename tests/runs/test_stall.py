@@ -71,6 +71,18 @@ def test_a_busy_machine_on_which_ranks_get_little_time_is_no_stall() -> None:
     assert Clock().play(starved, starved) == []
 
 
+def test_a_rank_that_looks_for_something_now_and_then_waits() -> None:
+    looks = lambda now: pulse(now * 0.01, busy=now % 3 == 0)  # noqa: E731
+    assert len(Clock().play(looks, computes)) == 1
+
+
+def test_a_probe_that_is_late_once_is_no_progress() -> None:
+    def late(now: int) -> dict[str, Any]:
+        return {**waits(now), "probe": None} if now == 5 else pulse(1.0)
+
+    assert Clock().play(late, computes) == [10]
+
+
 def test_a_wait_begins_when_it_begins() -> None:
     later = lambda now: computes(now) if now < 15 else pulse(15.0, pending=1)  # noqa: E731
     assert Clock().play(later, computes) == [25]
