@@ -2,7 +2,6 @@
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
@@ -15,7 +14,7 @@ from lab.errors import EXIT_FAILURE, UsageError
 
 if TYPE_CHECKING:
     from lab.zoo.case import Case, Place
-    from lab.zoo.score import Score
+    from lab.zoo.report import Report
 
 app = typer.Typer(
     help="Scripts with one fault each, and whether lab names it.", no_args_is_help=True
@@ -86,47 +85,39 @@ def run(
 
     By default as processes of this machine; with -t on the hosts of a topology.
     """
-    from lab.zoo.registry import all_cases, find_cases
+    from lab.zoo.report import go_through
     from lab.zoo.runner import Zoo
-    from lab.zoo.score import Score, false_alarms
     from lab.zoo.workloads import WORKLOADS
 
     place = _place_of(topology, on)
     if run_all == bool(names):
         raise UsageError("name cases, or --all; lab zoo list shows them")
-    if run_all:
-        cases = [case for case in all_cases() if place in case.where]
-    else:
-        cases = find_cases(names or ())
-        for case in cases:
-            if place not in case.where:
-                raise UsageError(f"{case.name} does not occur there; add{_elsewhere(case)}")
+    cases = _chosen(names, place)
     workloads = WORKLOADS if run_all else ()
     nodes = max(run.nodes for run in (*cases, *workloads))
     if topology is not None and Path(topology).is_file():
         topology = str(Path(topology).absolute())  # the zoo has a folder of its own
     zoo = Zoo(Path("outputs", "zoo"), place, nodes, at_once, topology)
     with progress_line() as progress, zoo:
-        jobs = [partial(zoo.run_case, case, "fault") for case in cases]
-        jobs += [partial(zoo.run_case, case, "healthy") for case in cases]
-        jobs += [partial(zoo.run_workload, workload) for workload in workloads]
-        outcomes = zoo.each(jobs, progress)
-    count = len(cases)
-    scores = [
-        Score(case, fault, healthy)
-        for case, fault, healthy in zip(cases, outcomes[:count], outcomes[count:], strict=False)
-    ]
-    alarms = {
-        workload.name: false_alarms(outcome)
-        for workload, outcome in zip(workloads, outcomes[2 * count :], strict=True)
-    }
-    ok = all(score.ok for score in scores) and not any(alarms.values())
+        report = go_through(zoo, cases, workloads, progress)
     if as_json:
-        document = {"ok": ok, "cases": [score.to_json() for score in scores], "workloads": alarms}
-        print(json.dumps(document, indent=2))
+        print(json.dumps(report.to_json(), indent=2))
     else:
-        _show(scores, alarms)
-    raise typer.Exit(0 if ok else EXIT_FAILURE)
+        _show(report)
+    raise typer.Exit(0 if report.ok else EXIT_FAILURE)
+
+
+def _chosen(names: list[str] | None, place: "Place") -> "list[Case]":
+    """The cases of these names; without names all that can occur there."""
+    from lab.zoo.registry import all_cases, find_cases
+
+    if not names:
+        return [case for case in all_cases() if place in case.where]
+    cases = find_cases(names)
+    for case in cases:
+        if place not in case.where:
+            raise UsageError(f"{case.name} does not occur there; add{_elsewhere(case)}")
+    return cases
 
 
 def _place_of(topology: str | None, on: str | None) -> "Place":
@@ -143,12 +134,13 @@ def _elsewhere(case: "Case") -> str:
     return "" if "local" in case.where else f" --on {case.where[0]}"
 
 
-def _show(scores: "list[Score]", alarms: dict[str, list[str]]) -> None:
+def _show(report: "Report") -> None:
     """A row for each case, the sums, then what is not right."""
     from rich.table import Table
 
     from lab.cli.findings import print_finding
 
+    scores = report.scores
     if len(scores) == 1 and scores[0].found is not None:
         print_finding(scores[0].found, sys.stdout)
         print()
@@ -160,23 +152,15 @@ def _show(scores: "list[Score]", alarms: dict[str, list[str]]) -> None:
         cells = ["yes" if one else "NO" for one in right]
         if score.others:
             cells[0] += f", and {', '.join(sorted({one.kind for one in score.others}))}"
-        cells[2] = cells[2] if score.case.lines else "-"
+        if not score.case.lines:
+            cells[2] = "-"
         table.add_row(score.case.name, score.case.expect.kind, *cells)
     table_console().print(table)
-    count = len(scores)
-    lined = [score for score in scores if score.case.lines]
-    healthy = count + len(alarms)
-    wrong = sum(bool(score.alarms) for score in scores) + sum(map(bool, alarms.values()))
     sys.stdout.flush()
-    say(
-        f"lab: right kind {sum(score.kind for score in scores)} of {count}, "
-        f"ranks {sum(score.kind and score.ranks for score in scores)} of {count}, "
-        f"line {sum(score.kind and score.line for score in lined)} of {len(lined)}; "
-        f"false alarms {wrong} in {healthy} healthy runs"
-    )
+    say(f"lab: {report.sums}")
     for score in scores:
         for fault in score.faults if not score.ok else ():
             say(f"lab: {score.case.name}: {fault} (run {score.fault.run})")
-    for name, sentences in alarms.items():
+    for name, sentences in report.alarms.items():
         for sentence in sentences:
             say(f"lab: false alarm on {name}: {sentence}")

@@ -9,8 +9,8 @@ def vocabulary(lines):
     """The commonest words; takes long."""
     counts = collections.Counter()
     until = time.monotonic() + 60
-    while time.monotonic() < until:  # stands for a corpus of some gigabytes
-        for line in lines:
+    while time.monotonic() < until:  # stands for a corpus of some gigabytes  # <- fault
+        for line in lines:  # <- fault
             counts.update(line.split())  # <- fault
     return [word for word, _ in counts.most_common(1000)]
 

@@ -10,7 +10,7 @@ def tokenize(text):
     """Bytes, in blocks of 16; takes long."""
     blocks = []
     until = time.monotonic() + 30
-    while time.monotonic() < until:  # stands for a tokenizer on a large corpus
+    while time.monotonic() < until:  # stands for a tokenizer on a large corpus  # <- fault
         blocks = [list(text[i : i + 16]) for i in range(0, len(text) - 15, 16)]  # <- fault
     return torch.tensor(blocks, dtype=torch.uint8)
 
