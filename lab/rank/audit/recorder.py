@@ -12,9 +12,9 @@ from typing import Any
 from ..events import Events
 from ..frames import is_users, shown
 
-SHARE = 0.04
+SHARE = 0.03
 """Of the time since the first step: what the audit may take."""
-ALLOWANCE = 0.5
+ALLOWANCE = 0.3
 """Seconds on top: short runs are looked at step by step."""
 PAUSE = 0.1
 """Seconds in which records gather before they are written."""
@@ -127,14 +127,9 @@ class Sampling:
     interval is a power of two: a step of one rank's longer interval is one of the others' as well.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.perf_counter,
-        work: Callable[[], float] = time.thread_time,
-    ) -> None:
-        """`work` counts the seconds that this thread computes: others use the processor, too."""
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        """`clock` counts what this thread computes, since others use the processor as well."""
         self._clock = clock
-        self._work = work
         self._spent = 0.0
         self._began: float | None = None
         self._every = 1
@@ -169,9 +164,9 @@ class Sampling:
         """Time from here to the end of the `with` is the audit's own."""
         depth = self._own.depth = getattr(self._own, "depth", 0) + 1  # autograd has threads, too
         if depth == 1:
-            self._own.entered = self._work()
+            self._own.entered = self._clock()
 
     def __exit__(self, *_: object) -> None:
         self._own.depth -= 1
         if self._own.depth == 0:
-            self._spent += self._work() - self._own.entered
+            self._spent += self._clock() - self._own.entered
