@@ -13,7 +13,7 @@ from ..events import Events
 from ..frames import is_users, shown
 
 SHARE = 0.03
-"""Of the time since the first step: what the audit may take."""
+"""Of what the rank has computed since its first step: what the audit may take."""
 ALLOWANCE = 0.3
 """Seconds on top: short runs are looked at step by step."""
 PAUSE = 0.1
