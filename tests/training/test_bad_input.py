@@ -116,7 +116,7 @@ def test_rollback_goes_on_from_the_checkpoint_without_those_data(
     results = ranks.run(2, train, tmp_path, options, Job(poison={5: 0}))
     assert [result.error for result in results] == ["", ""]
     said = "the loss at step 5 on rank 0 is not finite: back to step 3, then without the data of"
-    assert results[0].said == [f"{said} step 5"]
+    assert faults(results[0].said) == [f"{said} step 5"]
     kinds = [(e["event"], e["step"]) for e in results[0].events if e["event"] in ("nan", "report")]
     assert kinds == [
         ("report", 2),
@@ -207,10 +207,15 @@ def test_data_that_failed_stay_left_out_however_often_it_goes_back(tmp_path: Pat
     assert train(tmp_path, {**options, "epochs": 1}).error == ""
     again = train(tmp_path, {**options, "resume": True}, Job(data=data))
     assert again.error == ""
-    assert [line.split(":")[0] for line in again.said] == [
+    assert [line.split(":")[0] for line in faults(again.said)] == [
         f"the loss at step {step} on rank 0 is not finite" for step in bad_steps(again.events)
     ]
     assert again.events[-1]["step"] == 2 * 48 - 2
+
+
+def faults(said: list[str]) -> list[str]:
+    """Without where it goes on from."""
+    return [line for line in said if "is not finite" in line]
 
 
 def bad_steps(events: list[dict[str, Any]]) -> list[int]:
