@@ -86,6 +86,7 @@ class _Options(TypedDict, total=False):
     grace: float | None
     stall: float
     on_stall: "OnStall"
+    audit: bool
     cold: bool
     quiet: bool
 
@@ -134,6 +135,7 @@ def run(
     grace: float | None = None,
     stall: float = 60.0,
     on_stall: "OnStall" = "report",
+    audit: bool = False,
     cold: bool = False,
     quiet: bool = False,
 ) -> RunResult[Any]:
@@ -166,12 +168,13 @@ def run(
             or `timeout`, 1 after another rank's failure.
         stall: seconds without progress of any rank after which it is said why; 0: never.
         on_stall: whether the run then goes on (`report`) or is ended (`stop`).
+        audit: look for what is silently wrong, as `lab run --audit`; errors make it a RunError.
         cold: start the ranks from nothing, though nodes may have a warm process.
         quiet: do not print what the ranks write; it is in the run directory either way.
 
     Raises:
         RankError: a rank failed; it tells which, where and how.
-        RunError: the run failed otherwise, such as by `timeout` or `on_stall`.
+        RunError: the run failed otherwise, such as by `timeout`, `on_stall` or `audit`.
         UsageError: what was asked for cannot be run; nothing was started.
         LabError: the nodes could not be had.
         KeyboardInterrupt: Ctrl-C ended the run.
@@ -194,10 +197,11 @@ def run(
         "cold": cold,
         "engine": engine,
         "min_nodes": min_nodes,
+        "audit": audit,
     }
     if isinstance(what, Job):
         script = module or not python or engine != "spawn" or min_nodes is not None
-        if any((args, kwargs, script, cwd, env, requirements, cold)):
+        if any((args, kwargs, script, cwd, env, requirements, cold, audit)):
             raise UsageError("a Job has its arguments and variables in it; give it none beside it")
         job = what
         job.check(loaded)

@@ -46,6 +46,9 @@ def submit(
             show_default=False,
         ),
     ] = None,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Look for what is silently wrong with the training.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the job.")] = False,
     test_only: Annotated[
         bool, typer.Option("--test-only", help="Ask sbatch when it would begin; submit nothing.")
@@ -67,6 +70,7 @@ def submit(
         topology=loaded,
         cwd=Path.cwd(),
         env=job_variables(os.environ, passed=(), files=(), given=env or ()),
+        audit=audit,
     )
     if test_only:
         print(ask_first(loaded, job))
