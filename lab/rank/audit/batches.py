@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import nn
 
+from ..groups import sequence_numbers
 from .forwards import Forwards, is_part, is_training, samples_of, weights_digest
 from .hooks import Hooks
 from .loaders import Loaders
@@ -22,6 +23,8 @@ class Batches:
         self._forwards, self._loaders = forwards, loaders
         self._step = 0
         self._microbatch = 0
+        self._sent = 0
+        """Collectives there had been at the forward before."""
         self._fresh = True
         """Whether no model has been called since the last backward."""
         forwards.before.append(self._on_forward)
@@ -34,6 +37,8 @@ class Batches:
         if not self._fresh or not is_training(module):
             return
         self._fresh = False
+        sent = sum(sequence_numbers().values())
+        exchanged, self._sent = sent != self._sent, sent
         step = self._recorder.step + 1
         self._microbatch = self._microbatch + 1 if step == self._step else 0
         self._step = step
@@ -52,5 +57,6 @@ class Batches:
             count=tensors[0].shape[0],
             rows=packed_digests(rows),
             weights=weights_digest(module),
+            exchanged=exchanged,
             **(self._loaders.last_site or self._recorder.site()),
         )

@@ -15,9 +15,17 @@ from lab.diagnose.finding import Finding
 SITE = {"file": "train.py", "line": 5, "function": "main"}
 
 
-def batch(step: int, rows: Sequence[int], weights: int = 1) -> dict[str, Any]:
+def batch(
+    step: int, rows: Sequence[int], weights: int = 1, *, exchanged: bool = True
+) -> dict[str, Any]:
     packed = base64.b64encode(struct.pack(f"<{len(rows)}I", *rows)).decode()
-    about = {"check": "batches", "step": step, "microbatch": 0, "weights": weights}
+    about = {
+        "check": "batches",
+        "step": step,
+        "microbatch": 0,
+        "weights": weights,
+        "exchanged": exchanged,
+    }
     return {**about, "count": len(rows), "rows": packed, **SITE}
 
 
@@ -43,8 +51,8 @@ def test_one_batch_or_made_up_rows_are_no_proof() -> None:
     once = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     other = [[1, 2, 3], [14, 15, 16], [17, 18, 19]]
     assert trained(once, other) == []
-    ones = [[7, 7, 7]] * 5
-    assert trained(ones, ones) == []
+    for rows in ([7, 7, 7], [7, 8, 9]):  # always the same: to measure with
+        assert trained([rows] * 5, [rows] * 5) == []
 
 
 def test_ranks_with_weights_of_their_own_may_share_batches() -> None:
@@ -52,6 +60,15 @@ def test_ranks_with_weights_of_their_own_may_share_batches() -> None:
     for step in range(1, 6):
         for rank in range(2):
             assert judge.feed(rank, batch(step, range(10 * step, 10 * step + 8), rank)) == []
+    assert judge.close() == []
+
+
+def test_ranks_that_exchange_nothing_may_compute_the_same() -> None:
+    judge = Batches(2)
+    for step in range(1, 6):
+        for rank in range(2):
+            rows = range(10 * step, 10 * step + 3)
+            assert judge.feed(rank, batch(step, rows, exchanged=False)) == []
     assert judge.close() == []
 
 
