@@ -14,6 +14,8 @@ from typing import Any
 from lab.rank.frames import RANK, is_labs, is_users, shown
 
 NAME = "py-spy"
+BOOTSTRAP = str(Path(RANK) / "__main__.py")
+"""Where the main thread begins; all others that begin in lab's own code are lab's."""
 MISSING = "py-spy is not installed on this node: pip install py-spy"
 
 
@@ -44,7 +46,8 @@ def parsed(output: bytes, start_folder: str) -> list[dict[str, Any]]:
             if not is_labs(frame["filename"])
         ]
         began = thread["frames"][-1]["filename"] if thread["frames"] else ""
-        if main or not began.startswith(RANK):
+        # Which thread of the system one is py-spy may get wrong: where it began tells.
+        if not began.startswith(RANK) or began == BOOTSTRAP:
             name = thread["thread_name"] or f"thread {thread['thread_id']}"
             found.append({"name": name, "main": main, "frames": frames})
     return sorted(found, key=lambda one: not one["main"])

@@ -44,14 +44,16 @@ def test_each_rank_answers_and_then_the_node(tmp_path: Path) -> None:
         for _ in range(600):
             *states, probed = answers(running, "state", 7)
             told = {state["rank"]: state for state in states}
-            lines = [(one["probe"] or {}).get("where") for one in told.values()]
-            if lines == ["script.py:3", "script.py:3"]:
+            seen = {
+                ((one["probe"] or {}).get("where"), one["process"]["state"])
+                for one in told.values()
+            }
+            if seen == {("script.py:3", "S")}:
                 break
             time.sleep(0.05)
         assert {rank: state["pid"] for rank, state in told.items()} == pids
         for state in told.values():
             assert (state["source"], state["error"]) == ("probe", None)
-            assert state["process"]["state"] == "S"
             assert state["probe"]["threads"][0]["frames"][0]["line"] == 3
         assert probed["ptrace"] is None  # not needed
         *pulses, _ = answers(running, "pulse", 8)
@@ -67,7 +69,7 @@ def test_a_rank_that_lets_no_thread_run_is_read_from_outside_and_goes_on(tmp_pat
         assert "has not answered" in state["error"]
         frame = state["probe"]["threads"][0]["frames"][0]
         assert (frame["file"], frame["line"], frame["user"]) == ("script.py", 4, True)
-        assert activity(state["pid"])["state"] == "S"  # not frozen
+        assert activity(state["pid"])["state"] in "SR"  # not frozen
 
 
 def test_a_stopped_rank_stays_stopped(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ if os.environ["RANK"] == "1":
 time.sleep(600)
 """)
     argv = ("-t", "pair", "--on", "docker", "--stall", "2s", "--on-stall", "stop")
-    done = lab("run", *argv, script)
+    done = lab("run", *argv, script, timeout=240)
     assert done.returncode == 75, done.stderr
     assert (verdict(lab)["why"]["kind"], verdict(lab)["why"]["ranks"]) == ("paused", [1])
     evidence = json.loads((lab.runs()[-1] / "why.json").read_text())["evidence"]

@@ -51,7 +51,7 @@ time.sleep(600)
     assert evidence["stalled_s"] >= 1
     stopped, waiting = evidence["ranks"]["1"], evidence["ranks"]["0"]
     assert (stopped["process"]["state"], stopped["source"]) == ("T", "py-spy")
-    assert (waiting["process"]["state"], waiting["source"]) == ("S", "probe")
+    assert waiting["source"] == "probe"
     assert main_frames(evidence, 1)[0]["line"] == 4
     assert main_frames(evidence, 0)[0]["line"] == 5
     assert done.stderr.count("lab: paused:") == 1  # said when it is found, and not again at the end
