@@ -95,6 +95,8 @@ def _shown(run: "RunDirectory", data: dict[str, Any]) -> list[tuple[str, str]]:
             lines.append((name, ", ".join(map(str, verdict[name]))))
     if verdict.get("why"):
         lines.append(("why", f"{verdict['why']['kind']}: {verdict['why']['summary']}"))
+    for finding in verdict.get("findings", ()):
+        lines.append(("audit", f"{finding['kind']}: {finding['summary']}"))
     if verdict.get("hint"):
         lines.append(("hint", verdict["hint"]))
     return [*lines, ("logs", f"lab logs {run.id}")]
