@@ -6,8 +6,7 @@
     srun python FILE                      (Slurm; one task for each rank)
 
 A step takes --batch-size samples in all, so it is the same step on any number of ranks. Where there
-is a checkpoint of the same batch size, seed and data, training goes on from it, also on another
-number of ranks.
+is a checkpoint of the same training, it goes on from it, also on another number of ranks.
 """
 
 import argparse
@@ -92,8 +91,8 @@ def join() -> torch.device:
             command = ["scontrol", "show", "hostnames", env["SLURM_STEP_NODELIST"]]
             hosts = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             env["MASTER_ADDR"] = hosts.split()[0]
-        if "MASTER_PORT" not in env:  # one that other jobs of these nodes do not have
-            env["MASTER_PORT"] = str(10000 + int(env["SLURM_JOB_ID"]) % 20000)
+        port = 10000 + int(env["SLURM_JOB_ID"]) % 20000  # not that of other jobs of these nodes
+        env.setdefault("MASTER_PORT", str(port))
     elif "RANK" not in env:  # no launcher: a group of one, on any free port
         env.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
 
@@ -194,8 +193,7 @@ def save(path: Path, model: nn.Module, optimizer: Optimizer, step: int, plan: Pl
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb") as file:
-            state = {"model": weights, "optimizer": moments, "step": step, "plan": plan}
-            torch.save(state, file)
+            torch.save({"model": weights, "optimizer": moments, "step": step, "plan": plan}, file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)  # a crash leaves the old file or the new one, whole
