@@ -7,10 +7,10 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
-inputs = torch.randn(100, 10)
+inputs = torch.randn(101, 10)
 data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
-mine = Subset(data, range(rank, len(data), world))  # 34, 33 and 33
-loader = DataLoader(mine, batch_size=11, drop_last=True)
+mine = Subset(data, range(rank, len(data), world))  # 51 and 50
+loader = DataLoader(mine, batch_size=10, drop_last=True)
 
 model = DDP(nn.Linear(10, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
