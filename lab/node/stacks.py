@@ -14,8 +14,6 @@ from typing import Any
 from lab.rank.frames import RANK, is_labs, is_users, shown
 
 NAME = "py-spy"
-BOOTSTRAP = str(Path(RANK) / "__main__.py")
-"""Where the main thread begins; all others that begin in lab's own code are lab's."""
 MISSING = "py-spy is not installed on this node: pip install py-spy"
 
 
@@ -34,7 +32,7 @@ def parsed(output: bytes, start_folder: str) -> list[dict[str, Any]]:
     """
     found = []
     for thread in json.loads(output[output.find(b"[") :]):  # warnings may come before
-        main = thread["thread_name"] == "MainThread" or thread["os_thread_id"] == thread["pid"]
+        main = thread["thread_name"] == "MainThread"  # the system's ids are now and then wrong
         frames = [
             {
                 "file": shown(frame["filename"], start_folder),
@@ -46,8 +44,8 @@ def parsed(output: bytes, start_folder: str) -> list[dict[str, Any]]:
             if not is_labs(frame["filename"])
         ]
         began = thread["frames"][-1]["filename"] if thread["frames"] else ""
-        # Which thread of the system one is py-spy may get wrong: where it began tells.
-        if not began.startswith(RANK) or began == BOOTSTRAP:
+        # One without frames is no thread: py-spy shows some twice that it finds half made.
+        if frames and (main or not began.startswith(RANK)):
             name = thread["thread_name"] or f"thread {thread['thread_id']}"
             found.append({"name": name, "main": main, "frames": frames})
     return sorted(found, key=lambda one: not one["main"])

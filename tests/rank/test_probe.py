@@ -115,8 +115,8 @@ for _ in range(30):
     assert os.waitpid(child, 0)[1] == 0
 child = os.fork()
 if child == 0:
+    print(os.getpid())
     time.sleep(60)
-print(child)
 input()
 os.kill(child, 9)
 """

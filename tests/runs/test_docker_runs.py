@@ -203,9 +203,11 @@ def test_a_rank_killed_for_want_of_memory_is_told_with_the_limit(docker_lab: Lab
 def test_a_stopped_rank_in_a_container_is_named_and_its_stack_read(docker_lab: Lab) -> None:
     lab = docker_lab
     script = lab.script("""
-import os, signal, time
+import os, pathlib, signal, time
+stopped = pathlib.Path("stopped")
 if os.environ["RANK"] == "1":
-    os.kill(os.getpid(), signal.SIGSTOP)
+    stopped.touch(); os.kill(os.getpid(), signal.SIGSTOP)
+while not stopped.exists(): pass
 time.sleep(600)
 """)
     argv = ("-t", "pair", "--on", "docker", "--stall", "2s", "--on-stall", "stop")
@@ -215,7 +217,7 @@ time.sleep(600)
     evidence = json.loads((lab.runs()[-1] / "why.json").read_text())["evidence"]
     # No capability is needed for it: ranks and agent are the same user.
     assert evidence["ranks"]["1"]["source"] == "py-spy", evidence["ranks"]["1"]["error"]
-    assert evidence["ranks"]["1"]["threads"][0]["frames"][0]["line"] == 4
+    assert evidence["ranks"]["1"]["threads"][0]["frames"][0]["line"] == 5
     assert {name: node["peers"] for name, node in evidence["nodes"].items()} == {
         "node0": {"node1": "ok"},
         "node1": {"node0": "ok"},

@@ -35,9 +35,11 @@ def wait_for(lab: Lab, pattern: str) -> Path:
 
 def test_a_run_without_progress_is_ended_and_the_stopped_rank_is_named(lab: Lab) -> None:
     script = lab.script("""
-import os, signal, time
+import os, pathlib, signal, time
+stopped = pathlib.Path("stopped")
 if os.environ["RANK"] == "1":
-    os.kill(os.getpid(), signal.SIGSTOP)
+    stopped.touch(); os.kill(os.getpid(), signal.SIGSTOP)
+while not stopped.exists(): pass
 time.sleep(600)
 """)
     done = lab(*PAIR, *STOP, script)
@@ -52,8 +54,8 @@ time.sleep(600)
     stopped, waiting = evidence["ranks"]["1"], evidence["ranks"]["0"]
     assert (stopped["process"]["state"], stopped["source"]) == ("T", "py-spy")
     assert waiting["source"] == "probe"
-    assert main_frames(evidence, 1)[0]["line"] == 4
-    assert main_frames(evidence, 0)[0]["line"] == 5
+    assert main_frames(evidence, 1)[0]["line"] == 5
+    assert main_frames(evidence, 0)[0]["line"] == 7
     assert done.stderr.count("lab: paused:") == 1  # said when it is found, and not again at the end
 
 
