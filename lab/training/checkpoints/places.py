@@ -92,6 +92,10 @@ class Held:
             LabError: it is wrapped in a way that is not known here.
         """
         self.module = _bare(model)
+        with _in_parts(self.module):
+            # Before anything else: fully_shard may have its parameters whole after a forward, as
+            # others than the optimiser's, and shards them again for this.
+            state = self.module.state_dict()
         self.names = {id(p): clean(name) for name, p in self.module.named_parameters()}
         """Of its parameters, by id. Tied ones have their first."""
         every = {clean(name) for name, _ in self.module.named_parameters(remove_duplicate=False)}
@@ -100,8 +104,6 @@ class Held:
         self.buffers: dict[str, Place] = {}
         self.extra: dict[str, Any] = {}
         """What modules' `get_extra_state` gave."""
-        with _in_parts(self.module):
-            state = self.module.state_dict()
         for key, value in state.items():
             name = clean(key)
             if name in aliases:
