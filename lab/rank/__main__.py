@@ -77,9 +77,12 @@ def _report_exception(
         traceback="".join(traceback.format_exception(type(error), error, trace))[-20_000:],
         chain=_chain(error),
     )
-    from _lab_rank.state import state  # type: ignore[import-not-found]  # as above
+    with contextlib.suppress(
+        Exception
+    ):  # the script's own objects are looked at, and may do anything
+        from _lab_rank.state import state  # type: ignore[import-not-found]  # as above
 
-    events.send(type="state", probe=state(START_FOLDER, trace))
+        events.send(type="state", probe=state(START_FOLDER, trace))
 
 
 def _text(error: BaseException) -> str:

@@ -35,7 +35,10 @@ def unused(frames: Iterable[FrameType]) -> list[str]:
         return []
     names: dict[str, None] = {}
     for model in _models(frames, classes):
-        trained = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad]
+        module = getattr(model, "module", None)  # it may be half made
+        if module is None:
+            continue
+        trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         without = [name for name, parameter in trained if parameter.grad is None]
         if len(without) < len(trained):
             names.update(dict.fromkeys(without))
@@ -57,7 +60,8 @@ def _models(frames: Iterable[FrameType], classes: tuple[type, ...]) -> Iterator[
 
 def _attributes(value: Any) -> list[Any]:
     """Of an object of a class of the script's, such as a trainer."""
-    if type(value).__module__.partition(".")[0] in ("torch", "builtins"):
+    # A class may have made a property of it.
+    if str(type(value).__module__).partition(".")[0] in ("torch", "builtins"):
         return []
     try:
         return list(object.__getattribute__(value, "__dict__").values())

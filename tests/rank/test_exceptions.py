@@ -89,6 +89,24 @@ def test_a_code_without_an_exception_needs_no_words(tmp_path: Path) -> None:
     assert events_of(tmp_path, "import sys; sys.exit(3)")[:2] == (3, [])
 
 
+def test_objects_that_cannot_be_looked_at_leave_the_script_its_own_ending(tmp_path: Path) -> None:
+    source = """
+import sys, types
+class Model:
+    @property
+    def module(self):
+        raise RuntimeError("not yet")
+class Odd:
+    __module__ = property(lambda self: 1 / 0)
+sys.modules["lab.parallel.ddp"] = types.SimpleNamespace(DistributedDataParallel=Model)
+sys.excepthook = lambda kind, *_: print("mine:", kind.__name__, file=sys.stderr)
+model, odd = Model(), Odd()
+raise KeyError("x")
+"""
+    code, (event,), stderr = events_of(tmp_path, source)
+    assert (code, event["kind"], stderr) == (1, "KeyError", "mine: KeyError\n")
+
+
 def test_a_long_chain_is_cut(tmp_path: Path) -> None:
     source = """
 def deep(n):
