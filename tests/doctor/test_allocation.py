@@ -10,9 +10,9 @@ import pytest
 from tests.conftest import Lab
 
 SRUN = """
-import os, subprocess, sys
+import json, os, pathlib, subprocess, sys
 argv = sys.argv[1:]
-Path("srun.json").write_text(__import__("json").dumps(argv))
+pathlib.Path("srun.json").write_text(json.dumps(argv))
 command = argv[next(n for n, word in enumerate(argv) if not word.startswith("--")):]
 tasks = [
     subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, "SLURM_NODEID": str(node),
@@ -56,6 +56,7 @@ def test_it_is_a_step_of_the_job(lab: Lab, play: Play) -> None:
 
     done = lab("doctor", "--json", env=path(lab), timeout=400)
 
+    assert done.stdout, done.stderr
     report = json.loads(done.stdout)
     assert [check for check in report["checks"] if check["status"] != "pass"] == []
     found = {check["name"]: check["found"] for check in report["checks"]}
