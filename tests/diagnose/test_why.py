@@ -182,6 +182,19 @@ def test_without_a_stack_the_late_rank_is_named_and_nothing_is_made_up() -> None
     assert "ptrace is denied" in found.summary
 
 
+@pytest.mark.parametrize(
+    "library", [(C10D, "all_reduce"), ("torch/autograd/graph.py", "_engine_run_backward")]
+)
+def test_a_rank_read_from_outside_in_the_same_call_is_not_said_to_be_late(
+    library: tuple[str, str],
+) -> None:
+    outside = rank(source="py-spy", stack=frames(10, library))
+    found = diagnose(evidence([waiting(), outside, waiting()]))
+    assert found.kind == "unknown"
+    found = diagnose(evidence([waiting(), outside, late(20)]))
+    assert named(found) == ("busy-alone", (2,), 20)
+
+
 def test_a_data_loader_in_the_main_thread_names_the_line_of_the_dataset() -> None:
     stack = [
         {"file": "data.py", "line": 7, "function": "Photos.__getitem__", "user": True},

@@ -28,6 +28,9 @@ CURES: Mapping[str, str] = {
     "a longer time-out of the process group only hides it",
 }
 
+MAY_WAIT = (Doing.COMMUNICATION, Doing.BACKWARD, Doing.HANDLE)
+"""Where a rank may wait like the others: a stack read from outside does not tell in which call."""
+
 
 def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     """Name the ranks at the end of every chain of waiting; None where there is no such rank."""
@@ -73,6 +76,8 @@ def _reason(evidence: Evidence, rank: Rank, waits: Mapping[int, Wait]) -> WhyKin
     wait = _wait_for(waits, (rank.number,))
     if wait.call is not None and wait.call.via == "backward" and unused_by(rank, evidence):
         return "unused-parameter"
+    if not rank.groups and doing in MAY_WAIT:
+        return "unknown"
     if doing is Doing.DATA:
         return "data-loader"
     return "busy-alone" if rank.is_in_script else "unknown"
