@@ -273,6 +273,19 @@ def test_all_ranks_that_compute_are_no_hang() -> None:
     assert diagnose(evidence(ranks, because="asked")).kind == "slow"
 
 
+def test_what_a_rank_did_before_does_not_tell_that_it_works_now() -> None:
+    worked = [(NOW - 600, 5.0), (NOW - 8, 400.0), (NOW, 400.0)]
+    pulses = [{"time": time, "cpu_s": cpu_s, "seqs": {}} for time, cpu_s in worked]
+    found = diagnose(evidence([waiting(pulses=pulses), waiting(pulses=pulses)]))
+    assert found.kind == "unknown"
+
+
+def test_two_looks_at_once_tell_no_share_of_the_processor() -> None:
+    pulses = [{"time": NOW - ago, "cpu_s": 5.02 - ago, "seqs": {}} for ago in (0.02, 0)]
+    found = diagnose(evidence([waiting(pulses=pulses), waiting(pulses=pulses)]))
+    assert found.kind == "unknown"
+
+
 def test_all_in_the_same_call_and_nothing_moves_is_unknown() -> None:
     found = diagnose(evidence([waiting(), waiting()]))
     assert (found.kind, found.ranks) == ("unknown", ())

@@ -22,6 +22,10 @@ REACHED = ("ok", "refused")
 """What a node says of another one that it has reached: also a kernel that refuses answers."""
 IDLE = 0.05
 """Share of a core below which it waits."""
+WATCHED = 10.0
+"""Seconds for which looks at a rank say what it does now."""
+APART = 0.3
+"""Seconds between two looks that tell a share: the system counts in hundredths."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +112,10 @@ class Rank:
 
     @property
     def cpu_share(self) -> float | None:
-        """How much of a core it uses; None where it was not looked at twice."""
+        """How much of a core it has used of late; None where it was not looked at twice."""
         seen = [(pulse.time, pulse.cpu_s) for pulse in self.pulses if pulse.cpu_s is not None]
-        if len(seen) < 2 or seen[-1][0] <= seen[0][0]:
+        seen = [look for look in seen if seen[-1][0] - look[0] <= WATCHED]
+        if len(seen) < 2 or seen[-1][0] - seen[0][0] < APART:
             return None
         return (seen[-1][1] - seen[0][1]) / (seen[-1][0] - seen[0][0])
 

@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from lab.diagnose.finding import Finding
-from lab.diagnose.why.evidence import IDLE, Evidence, Rank
+from lab.diagnose.why.evidence import IDLE, WATCHED, Evidence, Rank
 from lab.diagnose.why.telling import seen
 from lab.diagnose.why.waits import Wait, roots
 from lab.diagnose.words import ranks_in_words
 
-WATCHED = 10.0
-"""Seconds before the evidence in which collectives that began count as progress."""
 JUST_NOW = 5.0
 """Seconds for which ranks may wait before whoever asks is told of a hang."""
 OFTEN = 2
