@@ -1,5 +1,6 @@
 """Whether what backward starts from is a number."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,11 +43,24 @@ class Losses:
         self._backwards += 1
         if self._first is not None:
             return
-        one = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
-        if isinstance(one, Tensor) and one.numel() == 1 and one.is_floating_point():
-            loss = getattr(one, "_local_tensor", one).detach().reshape(())
+        loss = loss_in(tensors)
+        if loss is not None:
             if self._waiting and self._waiting[0][1].device != loss.device:
                 self.first_bad(self._recorder.step + 1)
             self._waiting.append((self._backwards, loss, self._recorder.site()))
         if len(self._waiting) >= GATHERED:
             self.first_bad(self._recorder.step + 1)
+
+
+def loss_in(tensors: Any) -> Tensor | None:
+    """The loss, a copy [] of it, in what backward starts from; None: there is none.
+
+    A copy, since the script may go on with the tensor in place: reduce it over the ranks, say.
+    """
+    one = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
+    if not isinstance(one, Tensor) or one.is_meta:
+        return None
+    if one.numel() == 1 and one.is_floating_point():
+        loss: Tensor = getattr(one, "_local_tensor", one).detach().clone().reshape(())
+        return loss
+    return None

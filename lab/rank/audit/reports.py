@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from .forwards import Forwards, samples_of
 from .hooks import Hooks
 from .imports import after_import
+from .losses import loss_in
 
 GATHERED = 32
 """Losses that are read and recorded in one go: on a GPU each read waits for it."""
@@ -63,9 +64,8 @@ class Reports:
             self._rows += self._batch
 
     def _on_backward(self, tensors: Any) -> None:
-        loss = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
-        if isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point():
-            loss = getattr(loss, "_local_tensor", loss).detach().reshape(())
+        loss = loss_in(tensors)
+        if loss is not None:
             self._losses.append((self._recorder.step + 1, loss, self._batch))
             if len(self._losses) >= GATHERED:
                 self._flush()

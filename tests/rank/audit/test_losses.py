@@ -1,0 +1,25 @@
+"""The loss in what backward starts from."""
+
+import torch
+
+from lab.rank.audit.losses import loss_in
+
+
+def test_it_stays_what_it_was_when_the_script_reduces_the_tensor_in_place() -> None:
+    given = torch.tensor([2.0])
+    alone, first = loss_in(given), loss_in((given, torch.ones(3)))
+    given.mul_(7)
+    assert alone is not None
+    assert first is not None
+    assert (alone.tolist(), first.tolist()) == (2.0, 2.0)
+
+
+def test_what_is_no_scalar_is_no_loss() -> None:
+    assert [loss_in(one) for one in (torch.ones(3), torch.tensor(1), (), None)] == [None] * 4
+    assert loss_in(torch.ones((), device="meta")) is None
+
+
+def test_an_iterator_is_left_to_backward() -> None:
+    tensors = iter([torch.tensor(1.0)])
+    assert loss_in(tensors) is None
+    assert len(list(tensors)) == 1
