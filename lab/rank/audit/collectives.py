@@ -85,7 +85,8 @@ class Collectives:
         self._adding = _thread.allocate_lock()
         self._last: dict[str, int] = {}
         """By group: the number of the last entry that was read of the flight recorder."""
-        self._inside = False
+        self._inside = _thread._local()
+        """`on`: this thread is in one of them."""
 
     def wrap(self, op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, noting each call before it begins."""
@@ -95,7 +96,7 @@ class Collectives:
 
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or torch.compiler.is_compiling():
+            if getattr(self._inside, "on", False) or torch.compiler.is_compiling():
                 return function(*args, **kwargs)
 
             def argument(name: str) -> Any:
@@ -103,11 +104,11 @@ class Collectives:
                 return kwargs.get(name, args[place] if place < len(args) else default)
 
             self._hooks.tell([self._note], op, argument, rooted)
-            self._inside = True  # those of objects are made of others
+            self._inside.on = True  # those of objects are made of others
             try:
                 return function(*args, **kwargs)
             finally:
-                self._inside = False
+                self._inside.on = False
 
         return wrapped
 
