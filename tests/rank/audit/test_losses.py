@@ -11,7 +11,7 @@ def test_it_stays_what_it_was_when_the_script_reduces_the_tensor_in_place() -> N
     given.mul_(7)
     assert alone is not None
     assert first is not None
-    assert (alone.tolist(), first.tolist()) == (2.0, 2.0)
+    assert (alone.item(), first.item()) == (2.0, 2.0)
 
 
 def test_what_is_no_scalar_is_no_loss() -> None:
