@@ -229,7 +229,8 @@ def main() -> None:
     audit = _start_audit(events)
     code = _run(sys.argv[1:], events)
     if audit is not None:
-        audit.close()
+        with contextlib.suppress(Exception):  # the script has ended as it has
+            audit.close()
     if "torch.distributed" in sys.modules:
         _end_before_torch_does(code)
     sys.exit(code)

@@ -39,7 +39,7 @@ def start(events: Events) -> Recorder:
         hooks = Hooks(recorder)
         hooks.install()
         for name in CHECKS:
-            hooks.safely(_install, name, hooks)
+            recorder.safely(_install, name, hooks)
 
     after_import("torch", install)
     return recorder

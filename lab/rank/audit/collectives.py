@@ -114,10 +114,10 @@ class Collectives:
 
     def look_on(self) -> None:
         """Look at the flight recorder for ever, in a thread."""
-        while True:
-            began = time.perf_counter()
-            self.look()
+        began = time.perf_counter()
+        while self._hooks.safely(self.look):
             time.sleep(max(PAUSE, (time.perf_counter() - began) / SHARE))
+            began = time.perf_counter()
 
     def look(self) -> None:
         """Record what was called, and what the flight recorder has that was not there before."""
@@ -140,7 +140,7 @@ class Collectives:
 
     def leave(self) -> None:
         """The script is about to take its groups apart."""
-        self.look()
+        self._hooks.safely(self.look)
         # Their threads take the interpreter's lock to let go of what is done, and who takes the
         # last group apart holds it while waiting for them (torch 2.13): with our threads about,
         # they would now and then come too late for ever.

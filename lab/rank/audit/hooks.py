@@ -5,7 +5,6 @@ number, no random state, no collective, no order of anything. Imported when torc
 """
 
 import functools
-import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +39,8 @@ class Hooks:
         """Called with (tensors,): gradients are there, averaged where the wrapper does it."""
         self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._stepping: Optimizer | None = None
+        self._failed: set[object] = set()
+        """Listeners that have raised: their code, where they have some."""
 
     def tell(self, listeners: list[Listener], *what: Any) -> None:
         """Call all listeners; the time is the audit's."""
@@ -50,16 +51,16 @@ class Hooks:
                 if not self.safely(listener, *what):
                     listeners.remove(listener)
 
-    def safely(self, function: Listener, *arguments: Any) -> bool:
-        """Call it; False where it raised: ours must not end the user's training."""
-        try:
-            function(*arguments)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the controller is told
-            name = getattr(function, "__qualname__", repr(function))
-            trace = traceback.format_exc()[-2000:]
-            self.recorder.record("broken", what=f"{name}: {error!r}", traceback=trace)
+    def safely(self, function: Listener, *arguments: Any, **named: Any) -> bool:
+        """Call it, unless it has raised before; whether it has not."""
+        what = getattr(function, "__func__", function)  # methods and closures are made anew
+        what = getattr(what, "__code__", what)
+        if what in self._failed:
             return False
-        return True
+        good = self.recorder.safely(function, *arguments, **named)
+        if not good:
+            self._failed.add(what)
+        return good
 
     def install(self) -> None:
         """Put the hooks into torch; once, when it has been imported."""
@@ -87,10 +88,10 @@ class Hooks:
             if torch.compiler.is_compiling():  # what is compiled is as it would be without us
                 return function(*args, **kwargs)
             if before is not None:
-                before(*args, **kwargs)
+                self.safely(before, *args, **kwargs)
             result = function(*args, **kwargs)
             if after is not None:
-                after(*args, **kwargs)
+                self.safely(after, *args, **kwargs)
             return result
 
         setattr(owner, name, wrapped)

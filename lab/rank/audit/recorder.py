@@ -4,6 +4,7 @@ import _thread
 import os
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
@@ -88,8 +89,19 @@ class Recorder:
     def close(self) -> None:
         """Write what is left."""
         for gather in self.before_close:
-            gather()
+            self.safely(gather)
         self.write()
+
+    def safely(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
+        """Call it; False where it raised: ours must not end the user's training."""
+        try:
+            function(*arguments, **named)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the controller is told
+            name = getattr(function, "__qualname__", repr(function))
+            trace = traceback.format_exc()[-2000:]
+            self.record("broken", what=f"{name}: {error!r}", traceback=trace)
+            return False
+        return True
 
     def write(self) -> None:
         """Write what has gathered, now: before something that may never return."""
