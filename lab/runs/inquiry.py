@@ -79,6 +79,8 @@ class Inquiry:
         self._round: _Round | None = None
         self._rounds = 0
         self._states: dict[int, Message] = {}
+        self._late: set[str] = set()
+        """Nodes that have answered an earlier question meanwhile: they are waited for again."""
         self._wanted: tuple[Because, float | None] | None = None
         self._questions: list[int] = []
         self._look_at = 0.0  # for questions
@@ -128,8 +130,9 @@ class Inquiry:
         node, current = link.node.name, self._round
         if message["type"] == "state" and "id" not in message:
             self._record.on_message(message)
-        elif current is None or message["id"] != current.number:
-            return  # too late
+        elif current is None or message["id"] != current.number:  # too late
+            if message["type"] == "probed":
+                self._late.add(node)
         elif message["type"] == "state":
             self._states[message["rank"]] = message
         else:
@@ -207,9 +210,12 @@ class Inquiry:
         now = time.monotonic()
         living = [link for link in self._links if not link.done]
         nodes = self._record.nodes
-        # Who was silent just now is not waited for.
-        known = frozenset(link.node.name for link in living if nodes[link.node.name].answered)
-        awaited = set(known) or {link.node.name for link in living}
+        # Who is silent is not waited for, but where it is to be judged.
+        names = {link.node.name for link in living}
+        known = frozenset(name for name in names if nodes[name].answered or name in self._late)
+        self._late.clear()
+        patient = what == "state" and self._ends is None
+        awaited = set(known) if known and not patient else names
         self._round = _Round(self._rounds, now, now + patience, awaited, known, because, stalled_s)
         self._states = {}
         doors = {
@@ -221,8 +227,7 @@ class Inquiry:
             nodes[link.node.name].answered = False
             name = link.node.name
             others = {node: door for node, door in doors.items() if node != name}
-            fully = what == "state" and self._ends is None
-            asked = {"peers": others, "master": self._rendezvous} if fully else {}
+            asked = {"peers": others, "master": self._rendezvous} if patient else {}
             link.send(type="probe", id=self._rounds, what=what, **asked)
 
     @property
@@ -269,14 +274,14 @@ class Inquiry:
         if self._watch is None:
             return
         mute = {name for name, known in self._record.nodes.items() if not known.answered}
-        if len(mute) == len(self._record.nodes):
-            mute = set()  # where nobody answers it is this machine that is too busy
         silent = {
             rank
             for rank, known in self._record.ranks.items()
             if known.node in mute and known.ended is None
         }
-        if self._watch.feed(self._states, silent, over.asked_at):
+        if len(mute) == len(self._record.nodes):
+            self._watch.hear_nobody(silent, over.asked_at)
+        elif self._watch.feed(self._states, silent, over.asked_at):
             self._record.forget_pulses()
             self._forget_stall()
         stalled_s = self._watch.stalled_for(time.monotonic())

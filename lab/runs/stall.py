@@ -77,6 +77,7 @@ class StallWatch:
         self._asked_at = now
         self._seen: dict[int, _Seen] = {}
         self._waits_since: dict[int, float] = {}
+        self._mute_since: float | None = None
         self._is_told = False
         self._is_held = False
 
@@ -117,14 +118,23 @@ class StallWatch:
             self._feed(rank, told["process"], told["probe"] or {}, now)
             for rank, told in pulses.items()
         ]
-        gone = self._seen.keys() - pulses.keys() - silent
+        gone = (self._seen.keys() | self._waits_since.keys()) - pulses.keys() - silent
         for rank in gone:
-            del self._seen[rank]
+            self._seen.pop(rank, None)
             self._waits_since.pop(rank, None)
         self._asked_at = now
+        if pulses:
+            self._mute_since = None
         if any(moved):
             self.progress(now)
         return any(moved)
+
+    def hear_nobody(self, ranks: set[int], now: float) -> None:
+        """Take a look at which no node answered: this machine is too busy, unless that lasts."""
+        self._mute_since = now if self._mute_since is None else self._mute_since
+        self._asked_at = now
+        if now - self._mute_since >= self.limit:
+            self.feed({}, ranks, now)
 
     def _feed(
         self, rank: int, process: Mapping[str, Any], probe: Mapping[str, Any], now: float

@@ -111,6 +111,37 @@ def test_a_node_that_does_not_answer_waits() -> None:
     assert Clock().play(computes, computes, silent=frozenset({1})) == [10]
 
 
+def test_a_look_that_nobody_answers_makes_nothing_forgotten() -> None:
+    clock = Clock()
+    stalls = []
+    for now in range(20):
+        if now == 5:
+            clock.watch.hear_nobody({0, 1}, float(now))
+        else:
+            clock.watch.feed({0: waits(now), 1: computes(now)}, set(), float(now))
+        if clock.watch.stalled_for(float(now)) is not None:
+            stalls.append(now)
+    assert stalls == [10]
+
+
+def test_where_nobody_answers_for_long_all_wait() -> None:
+    watch = StallWatch(LIMIT, 0.0)
+    stalls = []
+    for now in range(40):
+        watch.hear_nobody({0, 1}, float(now))
+        if watch.stalled_for(float(now)) is not None:
+            stalls.append(now)
+    assert stalls == [20]
+
+
+def test_a_rank_that_ended_on_a_silent_node_waits_for_nobody() -> None:
+    watch = StallWatch(LIMIT, 0.0)
+    watch.feed({0: computes(0)}, {1}, 0.0)
+    for now in range(1, 40):
+        watch.feed({0: computes(now)}, set(), float(now))
+        assert watch.stalled_for(float(now)) is None
+
+
 def test_who_waits_for_the_user_is_not_stalled() -> None:
     clock = Clock()
     clock.watch.hold(True, 0.0)
