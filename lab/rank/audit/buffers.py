@@ -3,10 +3,13 @@
 During training each rank's statistics are its own, which does no harm.
 """
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from .hooks import Hooks
 from .models import Model, Site
@@ -22,6 +25,9 @@ class Buffers:
         self._buffers: dict[str, Tensor] = {}  # small, and so kept to the end
         self._evaluations = 0
         self._compiled = False
+        self._awaited: weakref.WeakKeyDictionary[nn.Module, Site] = weakref.WeakKeyDictionary()
+        """Modules that are to be evaluated, and where `eval` was called."""
+        self._listening: RemovableHandle | None = None
         hooks.wrap(nn.Module, "eval", before=self._on_eval)
 
     def watch(self, models: Sequence[Model]) -> None:
@@ -56,15 +62,26 @@ class Buffers:
             self._on_evaluation(site)
             return
 
-        def before(called: nn.Module, _: Any) -> None:
-            for handle in handles:
-                handle.remove()
-            if not called.training:
-                self._hooks.tell([self._on_evaluation], site)
-
         wrapped = getattr(module, "module", None)  # DDP's; scripts call either
-        called = [module, *([wrapped] if isinstance(wrapped, nn.Module) else [])]
-        handles = [one.register_forward_pre_hook(before) for one in called]
+        for one in (module, wrapped):
+            if isinstance(one, nn.Module):
+                self._awaited[one] = site
+        if self._listening is None:  # to all modules: who saves this one would save its hook
+            self._listening = register_module_forward_pre_hook(self._on_forward)
+
+    def _on_forward(self, module: nn.Module, _: Any) -> None:
+        if module in self._awaited:
+            self._hooks.tell([self._on_awaited], module)
+
+    def _on_awaited(self, module: nn.Module) -> None:
+        site = self._awaited[module]
+        for one in [one for one, other in self._awaited.items() if other is site]:
+            del self._awaited[one]
+        if not self._awaited and self._listening is not None:
+            self._listening.remove()
+            self._listening = None
+        if not module.training:
+            self._on_evaluation(site)
 
     def _on_evaluation(self, site: Site) -> None:
         self._evaluations += 1
