@@ -46,6 +46,8 @@ class Recorder:
         self._some.acquire()
         self._writing = _thread.allocate_lock()
         self._on = True
+        self._too_long: set[str] = set()
+        """Checks of which records were lost."""
         self.before_close: list[Callable[[], None]] = []
         """Called when the script has ended, by those that have something left to record."""
         os.register_at_fork(after_in_child=self._leave)
@@ -110,6 +112,10 @@ class Recorder:
                 record = self._records.popleft()
                 if len(str(record)) < LONGEST:
                     self._events.send(type="audit", record=record)
+                elif record["check"] not in self._too_long:
+                    self._too_long.add(record["check"])
+                    what = f"{record['check']}: records of more than {LONGEST} characters are lost"
+                    self._records.append({"check": "broken", "step": record["step"], "what": what})
 
     def _write_on(self) -> None:
         while True:
