@@ -1,0 +1,115 @@
+"""Whom an inquiry asks and waits for: agents are played, and answer when they are told to."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lab.node.protocol import Message
+from lab.runs.inquiry import Inquiry
+from lab.runs.last_lines import LastLines
+from lab.runs.listener import Listener
+from lab.runs.nodes import AgentLink
+from lab.runs.questions import Desk
+from lab.runs.stall import Stall
+from lab.topology import load_topology
+from lab.transport.base import Transport
+
+NODES = 2
+
+
+class Played:
+    """Agents, transport, listener and desk in one: nothing but what is asked is kept."""
+
+    def __init__(self, clock: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        clock.setattr("lab.runs.inquiry.time", SimpleNamespace(monotonic=lambda: self.now))
+        self.asked: list[Message] = []
+        self.wanted: int | None = None
+        self.found: list[str] = []
+        topology = load_topology("pair")
+        played = cast(Any, self)
+        self.inquiry = Inquiry(
+            topology,
+            cast(Transport, played),
+            cast(Listener, played),
+            cast(Desk, played),
+            Stall(after=60.0),
+            LastLines(),
+        )
+        self.links = [AgentLink(node, played) for node in topology.nodes]
+        self.inquiry.begin(self.links, "node0:1")
+
+    def send(self, line: bytes) -> None:
+        self.asked.append({})
+
+    def question(self) -> int | None:
+        wanted, self.wanted = self.wanted, None
+        return wanted
+
+    def publish(self, answer: Any) -> None: ...
+
+    def answer(self, number: int, answer: Any) -> None: ...
+
+    def event(self, message: Message) -> None:
+        self.found.append(message["finding"]["kind"])
+
+    def address(self, node: Any) -> str:
+        return "127.0.0.1"
+
+    def alive(self, node: Any) -> bool:
+        return True
+
+    def tell(self, number: int, *nodes: int) -> None:
+        """These nodes answer one question."""
+        for node in nodes:
+            process = {"cpu_s": 1.0, "busy": False, "state": "S"}
+            told = {"type": "state", "id": number, "rank": node, "process": process, "probe": None}
+            self.inquiry.on_answer(self.links[node], told)
+            over = {"type": "probed", "id": number, "port": 1, "ptrace": None}
+            self.inquiry.on_answer(self.links[node], {**over, "peers": {}, "master": None})
+
+    @property
+    def rounds(self) -> int:
+        """How many questions have been put."""
+        return len(self.asked) // NODES
+
+    def go_on(self, seconds: float) -> int:
+        """Later; the number of the question that is out then."""
+        self.now += seconds
+        self.inquiry.step()
+        self.inquiry.step()
+        return self.rounds
+
+
+def test_a_node_that_was_silent_once_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    assert played.go_on(10) == 1
+    played.tell(1, 0)
+    assert played.go_on(4) == 2  # the other is given up, and not waited for
+    played.tell(2, 0)
+    assert played.go_on(10) == 3
+    played.tell(1, 1)
+    played.tell(3, 0)
+    assert played.go_on(10) == 4  # it is back
+    played.tell(4, 0)
+    assert played.go_on(1) == 4
+    played.tell(4, 1)
+    assert played.go_on(10) == 5
+
+
+def test_a_silent_node_is_waited_for_where_it_is_to_be_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = Played(monkeypatch)
+    assert played.go_on(10) == 1
+    played.tell(1, 0)
+    played.wanted = 7
+    assert played.go_on(4) == 2
+    played.tell(2, 0)
+    assert played.go_on(1) == 3  # now for all that there is to know
+    played.tell(3, 0)
+    assert (played.go_on(1), played.found) == (3, [])
+    played.tell(3, 1)
+    played.go_on(1)
+    assert played.found not in ([], ["dead"])
