@@ -10,6 +10,8 @@ STANDARD_LIBRARY = str(Path(os.__file__).parent)
 _LAB = Path(__file__).parents[1]
 RANK, NODE, PARALLEL = (str(_LAB / name) for name in ("rank", "node", "parallel"))
 """Folders of lab: what runs beside the script, what starts it, and what it may use."""
+PACKAGES = frozenset(("site-packages", "dist-packages"))
+"""Folders into which packages are installed: Debian's Python has the second."""
 LIBRARIES = (STANDARD_LIBRARY, RANK, NODE, PARALLEL, "<")
 """How the files of those begin who are none of the user's, where no package manager put them."""
 
@@ -21,7 +23,12 @@ def is_labs(file: str) -> bool:
 
 def is_users(file: str) -> bool:
     """Whether a frame is the user's own code rather than a library's."""
-    return "site-packages" not in Path(file).parts and not file.startswith(LIBRARIES)
+    return not is_installed(file) and not file.startswith(LIBRARIES)
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file is of a package that a package manager has put there."""
+    return not PACKAGES.isdisjoint(Path(file).parts)
 
 
 def shown(file: str, start: str) -> str:

@@ -8,6 +8,7 @@ from lab.diagnose.why.activity import Activity, Doing, activity_of
 from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey, Rank
 from lab.diagnose.why.wording import call_in_words, group_in_words
 from lab.node.victims import consequence
+from lab.rank.frames import is_installed
 
 LEAVING = "destroy_process_group"
 
@@ -109,7 +110,7 @@ def _may_be_in_wait(rank: Rank, activity: Activity) -> bool:
     if activity.function is None:
         return activity.site.code is None  # a line that nobody has read
     innermost = rank.frames[0].file
-    return "/site-packages/" in innermost or "/lab/parallel/" in innermost
+    return is_installed(innermost) or "/lab/parallel/" in innermost
 
 
 def _not_joining(evidence: Evidence) -> frozenset[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..frames import RANK, STANDARD_LIBRARY, is_users
+from ..frames import RANK, STANDARD_LIBRARY, is_installed, is_users
 from .hooks import Hooks
 
 TORCH = str(Path(torch.__file__).parent)
@@ -84,7 +84,7 @@ def _is_scripts(frame: FrameType | None) -> bool:
         if is_users(file):
             return True
         ours = file.startswith((RANK, TORCH, "<"))
-        if not ours and not (file.startswith(STANDARD_LIBRARY) and "site-packages" not in file):
+        if not ours and not (file.startswith(STANDARD_LIBRARY) and not is_installed(file)):
             return False
         frame = frame.f_back
     return False
