@@ -12,6 +12,7 @@ import selectors
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,12 +24,15 @@ from lab.node.activity import GONE, activity
 from lab.node.peers import Door, Visits
 from lab.node.pipes import CHUNK
 from lab.node.protocol import Message
+from lab.node.warm import peer
 from lab.rank.probe import address
 
 PROBE_PATIENCE = 1.0
 """Seconds for a rank's own answer."""
 STACKS_PATIENCE = 10.0
 """Seconds for py-spy, of which many may run at once on few cores."""
+LONGEST_ANSWER = 1 << 24
+"""Bytes: a probe's own are far shorter."""
 MASTER = ""
 """The rendezvous, among the nodes that are tried: no node has this name."""
 CANNOT_ANSWER = "TtZXx"
@@ -129,6 +133,8 @@ class Probing:
         connection.setblocking(False)
         try:
             connection.connect(address(question.pid))
+            if not _is_probe(connection, question.pid):
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "another process has its name")
             connection.send(one.what.encode() + b"\n")
         except OSError as error:
             connection.close()
@@ -150,15 +156,17 @@ class Probing:
         except OSError:
             data = b""
         question.received += data
-        if data:
+        if data and len(question.received) <= LONGEST_ANSWER:
             return
         self._hang_up(question)
         try:
             told = json.loads(question.received)
-        except ValueError:
-            self._read_stacks(one, question, "its probe broke off")
-        else:
+        except (ValueError, RecursionError):
+            told = None
+        if isinstance(told, dict):
             self._answer(one, question, source="probe", probe=told)
+        else:
+            self._read_stacks(one, question, "its probe broke off")
 
     def _on_silence(self, one: _Round, question: _Question) -> None:
         if question.connection is not None:
@@ -282,3 +290,11 @@ class Probing:
                 peers=found,
                 master=None if reach is None else master,
             )
+
+
+def _is_probe(connection: socket.socket, pid: int) -> bool:
+    """Whether the process itself listens there: a name on Linux can be anybody's."""
+    if sys.platform != "linux":
+        return True
+    listener, uid = peer(connection)
+    return listener == pid and uid in (os.getuid(), 0)

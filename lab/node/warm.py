@@ -136,11 +136,16 @@ def running() -> int | None:
 
 def peer_uid(connection: socket.socket) -> int:
     """Whose process is at the other end of a local socket (Linux)."""
+    return peer(connection)[1]
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """The process at the other end of a local socket, and whose it is: pid and uid (Linux)."""
     credentials = connection.getsockopt(
         socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
     )
-    uid: int = struct.unpack("3i", credentials)[1]
-    return uid
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return pid, uid
 
 
 # The warm process

@@ -4,7 +4,9 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from lab.node import stacks
 from lab.node.activity import activity
+from lab.rank.probe import address
 from tests.node.test_agent import AgentProcess, agent, job, text
 
 HOLDS_THE_LOCK = """
@@ -90,8 +93,6 @@ def test_a_stopped_rank_stays_stopped(tmp_path: Path) -> None:
 
 
 def test_a_program_that_is_no_python_has_no_stacks_and_is_looked_at(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     shell = replace(job(tmp_path, ""), command=("sh", "-c", "echo here; sleep 600"), python=False)
     with agent(shell) as running:
         start(running)
@@ -101,6 +102,19 @@ def test_a_program_that_is_no_python_has_no_stacks_and_is_looked_at(tmp_path: Pa
         assert state["process"]["cpu_s"] >= 0
         pulse, _ = answers(running, "pulse", 2)
         assert pulse["process"]["state"] in "SR"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the probe's folder is private")
+def test_another_process_that_takes_a_probes_name_is_not_believed(tmp_path: Path) -> None:
+    shell = replace(job(tmp_path, ""), command=("sh", "-c", "echo here; sleep 600"), python=False)
+    with agent(shell) as running, socket.socket(socket.AF_UNIX) as other:
+        start(running)
+        state, _ = answers(running, "pulse", 1)
+        other.bind(address(state["pid"]))
+        other.listen()
+        state, _ = answers(running, "pulse", 2)
+        assert (state["source"], state["probe"]) == (None, None)
+        assert "no probe" in state["error"]
 
 
 def test_a_rank_that_ends_meanwhile_is_not_waited_for(tmp_path: Path) -> None:
