@@ -11,6 +11,11 @@ from pathlib import Path
 
 REQUEUE = "LAB_REQUEUE"
 """A variable: the file by which a job says that it has saved and wants to go on."""
+LAUNCHERS = {
+    "TORCHELASTIC_RESTART_COUNT": "TORCHELASTIC_RUN_ID",
+    "SLURM_RESTART_COUNT": "SLURM_JOB_ID",
+}
+"""Variables by launcher: how often it has started the job again, and which job it is."""
 LOOK_WITHIN = 10.0
 """Seconds after which a warning is noticed at the latest, unless a single step takes longer."""
 
@@ -62,7 +67,12 @@ class Stop:
             Path(self._file).touch()
 
 
-def has_begun_again() -> bool:
-    """Whether a launcher has started this job before: torchrun after a failure, or Slurm."""
-    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-    return any(int(os.environ.get(name) or 0) > 0 for name in counts)
+def begun_again() -> list[bool]:
+    """By launcher, whether it has started this job before: torchrun after a failure, or Slurm."""
+    return [int(os.environ.get(count) or 0) > 0 for count in LAUNCHERS]
+
+
+def job() -> list[str]:
+    """By launcher, what it calls this job each time that it starts it; empty: by no name."""
+    names = [os.environ.get(name, "") for name in LAUNCHERS.values()]
+    return ["" if name == "none" else name for name in names]  # torchrun's, unless it is told one

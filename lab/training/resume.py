@@ -1,16 +1,22 @@
 """Where a training begins: at a checkpoint that is asked for, or at the beginning."""
 
+import json
 import os
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from lab.errors import UsageError
+from lab.errors import LabError, UsageError
 from lab.training.checkpoints import Checkpoints
+from lab.training.checkpoints.files import atomic_file
 from lab.training.checkpoints.folder import find_all
 from lab.training.options import Options
-from lab.training.preemption import has_begun_again
+from lab.training.preemption import begun_again, job
 from lab.training.world import World
 
+NAME = ".training.job"
+"""A file beside the checkpoints: the job whose they are."""
 PATIENCE = 120.0
 """Seconds which the lock of a job may outlast it, if its host has died: NFS has it for 90."""
 
@@ -30,15 +36,19 @@ def source(checkpoints: Checkpoints, options: Options, world: World) -> Checkpoi
         UsageError: to resume was asked for, and there is nothing.
         LabError: another training saves there, or a rank cannot write there.
     """
-    # Elastic launchers count restarts on each node by itself.
-    again = any(row[0] for row in world.gather(float(has_begun_again())))
-    if options.save_every:
-        checkpoints.claim(patience=PATIENCE if again else 0.0)
-    if not (options.resume or again):
-        if options.save_every and (moved := checkpoints.set_aside()) is not None:
-            _say(world, f"the checkpoints of an earlier training are in {moved} now")
-        return None
     for_all = checkpoints.ranks().of_first
+    # Elastic launchers count restarts on each node by itself.
+    again = [any(each) for each in zip(*world.gather(*map(float, begun_again())), strict=True)]
+    if options.save_every:
+        checkpoints.claim(patience=PATIENCE if any(again) else 0.0)
+    # Who was started before may have failed before it came here: what is there is another's then.
+    begun = any(again) and for_all(lambda: _is_own(checkpoints.folder, again))
+    if options.save_every:
+        if not (options.resume or begun) and (moved := checkpoints.set_aside()) is not None:
+            _say(world, f"the checkpoints of an earlier training are in {moved} now")
+        for_all(lambda: _sign(checkpoints.folder))
+    if not (options.resume or begun):
+        return None
     if for_all(lambda: bool(find_all(checkpoints.folder))):
         return checkpoints
     searched = f"{checkpoints.folder}"
@@ -65,6 +75,26 @@ def _last_run_with(inside: Path, run: Path) -> str | None:
         if other.name != run.name and (found := find_all(other / inside))
     ]
     return max(last)[1] if last else None
+
+
+def _is_own(folder: Path, again: Sequence[bool]) -> bool:
+    """Whether checkpoints in a folder, if any, are of this job, by those that started it again."""
+    if not find_all(folder):
+        return True
+    with suppress(OSError, ValueError):
+        saved = json.loads((folder / NAME).read_text())
+        names = zip(again, saved, job(), strict=True)
+        return any(started and theirs == ours for started, theirs, ours in names)
+    return False
+
+
+def _sign(folder: Path) -> None:
+    """Say that checkpoints in a folder are of this job from now on."""
+    try:
+        with atomic_file(folder / NAME) as file:
+            file.write(json.dumps(job()).encode())
+    except OSError as error:
+        raise LabError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 def _say(world: World, line: str) -> None:

@@ -125,6 +125,20 @@ def test_a_launcher_that_starts_again_has_it_go_on(
     assert len(train(tmp_path, given).losses) == STEPS - 8
 
 
+def test_a_job_that_starts_again_does_not_go_on_with_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = options(batch_size=8)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    train(tmp_path, given, Job(cut=9))
+    monkeypatch.setenv("SLURM_JOB_ID", "8")  # whose first attempt has ended before it came here
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    result = train(tmp_path, given, Job(cut=9))
+    assert result.said[0].startswith("the checkpoints of an earlier training are in ")
+    assert len(result.losses) == 9
+    assert len(train(tmp_path, given).losses) == STEPS - 8
+
+
 def test_it_says_from_where_it_goes_on(ranks: RankPool, tmp_path: Path) -> None:
     given = options(parallel="ddp", steps=6)
     ranks.run(2, train, tmp_path, given, Job(cut=5))

@@ -5,6 +5,7 @@
     .step-00000200.1f0c2a9b.old/        the one of before, for the moment in which another of the
                                         same step takes its place
     .training.lock                      see `lock.py`
+    .training.job                       see `lab.training.resume`
 
 Renaming is the moment in which a checkpoint begins to be there. What a crash leaves of others is
 hidden from everybody, until `tidy` removes it.
