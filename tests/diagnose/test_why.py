@@ -293,6 +293,12 @@ def test_all_in_the_same_call_and_nothing_moves_is_unknown() -> None:
     assert moved.kind == "slow"
 
 
+def test_ranks_of_which_one_waits_for_another_move_no_data() -> None:
+    behind = rank(STEP[:3], waits=True, share=0.2)
+    found = diagnose(evidence([waiting(share=0.2), behind, waiting()]))
+    assert found.kind != "slow"
+
+
 def test_nothing_at_all_is_unknown() -> None:
     found = diagnose(evidence([rank(source=None, share=None), rank(source=None, share=None)]))
     assert (found.kind, found.ranks) == ("unknown", ())

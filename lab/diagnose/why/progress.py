@@ -30,8 +30,9 @@ def judge_progress(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | N
     if all(rank.is_busy and n not in waits for n, rank in living.items()):
         what = f"no rank waits for another, {ranks_in_words(tuple(living))} are computing"
         return _slow(what, *(seen(rank) for rank in living.values()))
-    together = {wait.what for wait in waits.values() if not wait.awaited}
-    if len(waits) == len(evidence.ranks) and len(together) == 1 and _transfer(evidence):
+    together = {wait.what for wait in waits.values()}
+    all_there = len(waits) == len(evidence.ranks) and not any(w.awaited for w in waits.values())
+    if all_there and len(together) == 1 and _transfer(evidence):
         what = f"all ranks are in {together.pop()}, and its data are being moved"
         return _slow(what, *(seen(rank) for rank in living.values()))
     return None
