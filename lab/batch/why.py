@@ -47,14 +47,22 @@ def ask_ranks(run: RunDirectory) -> dict[str, Any]:
             state = run.read_json(str(path.relative_to(run.path)))
             if isinstance(state, dict):
                 states[rank] = state
-    files.read(lambda *_: None, lambda _: None)
+        files.read(lambda *_: None, lambda _: None)
+        awaited &= files.silent  # nobody waits for who has ended meanwhile
+    if not states:
+        raise LabError(
+            f"no rank of run {run.id} answers in {PATIENCE:g} s: its hosts may be paused or cut "
+            "off from the run directory; lab ps says where the job is"
+            if awaited
+            else f"the ranks of run {run.id} have ended meanwhile: lab show {run.id}"
+        )
     record = _record(topology, files.events)
     for rank, state in states.items():
         record.ranks[rank].beat(state)
         record.ranks[rank].state = state
     for name, node in record.nodes.items():
         own = {rank for rank, known in record.ranks.items() if known.node == name}
-        node.answered = bool(own & states.keys())
+        node.answered = not own & awaited or bool(own & states.keys())
     return _settled(run, record.evidence("asked", None, None))
 
 

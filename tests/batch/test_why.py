@@ -85,6 +85,25 @@ def test_a_job_without_ranks_cannot_be_asked(run: RunDirectory) -> None:
         ask_ranks(run)
 
 
+def test_a_job_none_of_whose_ranks_answers_is_not_judged(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lab.batch.why.PATIENCE", 0.2)
+    write_events(run, 0)
+    with pytest.raises(LabError, match="no rank of run 20260101-pair answers"):
+        ask_ranks(run)
+
+
+def test_a_rank_that_ended_is_not_waited_for_and_its_node_is_not_silent(run: RunDirectory) -> None:
+    write_events(run, 0)
+    write_events(run, 1, {"type": "exit", "code": 0, "signal": None})
+    rank = threading.Thread(target=answer, args=(run, 0))
+    rank.start()
+    evidence = ask_ranks(run)["evidence"]
+    rank.join()
+    assert [node["answered"] for node in evidence["nodes"].values()] == [True, True]
+
+
 def test_the_last_words_of_ranks_that_raised_are_judged(run: RunDirectory) -> None:
     topology = load_topology(str(run.path / "topology.yaml"))
     failure = Failure(1, "node1", "exception", 1, exception="ValueError", file="train.py", line=5)
