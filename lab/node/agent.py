@@ -219,7 +219,7 @@ class Agent:
             self._finished = True
 
     def _report_exit(self, rank: int, code: int) -> None:
-        self._pipes.drain(rank)
+        self._pipes.end(rank)
         self._probing.on_exit(rank)
         if rank == 0:
             self._input.end()

@@ -74,6 +74,13 @@ class Pipes:
                     if not self._read(pipe):
                         break
 
+    def end(self, rank: int) -> None:
+        """Report what is left of a rank that has ended: children of its may hold its pipes open."""
+        self.drain(rank)
+        for pipe in self._pipes.values():
+            if pipe.rank == rank:
+                self._tell_crash(pipe)
+
     def _watch(self, pipe: Pipe) -> None:
         self._selector.register(pipe.fd, selectors.EVENT_READ, lambda: self._on_output(pipe))
 
@@ -92,8 +99,7 @@ class Pipes:
                 self._selector.unregister(pipe.fd)
             os.close(pipe.fd)
             del self._pipes[pipe.fd]
-            if pipe.crash is not None:
-                self._on_crash(pipe.rank, pipe.crash)
+            self._tell_crash(pipe)
             return False
         if pipe.name == "events":
             *lines, pipe.partial = (pipe.partial + data).split(b"\n")
@@ -113,10 +119,13 @@ class Pipes:
             self._report("log", rank=pipe.rank, stream=pipe.name, data=text)
         return True
 
-    def _on_crash(self, rank: int, lines: list[bytes]) -> None:
-        text = b"\n".join(lines).decode(errors="replace")
+    def _tell_crash(self, pipe: Pipe) -> None:
+        if pipe.crash is None:
+            return
+        text = b"\n".join(pipe.crash).decode(errors="replace")
+        pipe.crash = None
         threads = crash.stacks(text, self._start_folder)
-        self._report("state", rank=rank, probe={"time": time.time(), "threads": threads})
+        self._report("state", rank=pipe.rank, probe={"time": time.time(), "threads": threads})
 
     def _on_event(self, rank: int, line: bytes) -> None:
         """Hand on what a rank's bootstrap says; the script may have got hold of its descriptor."""

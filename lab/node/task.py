@@ -145,7 +145,7 @@ class Task:
                 key.data()
             self._look_for_question(pid)
         processes.kill_descendants(os.getpid())
-        self._pipes.drain()
+        self._pipes.end(self._rank)
         number = -self._code if self._code < 0 else None
         starved = number == signal.SIGKILL and memory.oom_kills() > oom_kills
         code = processes.as_shell(self._code)

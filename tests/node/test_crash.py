@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from lab.node.crash import BEGIN, stacks
+from tests.node.test_agent import agent, job
 
 SCRIPT = """\
 import faulthandler, os, threading, time
@@ -41,3 +42,16 @@ def test_all_threads_are_told_of_the_main_one_first(tmp_path: Path) -> None:
     ]
     assert all(frame["user"] for frame in main["frames"])
     assert not any(frame["user"] for frame in other["frames"])  # threading's own
+
+
+def test_a_rank_whose_children_live_on_is_told_of_as_it_ends(tmp_path: Path) -> None:
+    """They hold its pipes, as a data loader's workers do."""
+    script = "import os, time\nif os.fork() == 0:\n    time.sleep(600)\nos.abort()\n"
+    with agent(job(tmp_path, script)) as running:
+        running.until("hello")
+        running.start_ranks()
+        told = running.until("exit")
+    assert told[-1]["signal"] == signal.SIGABRT
+    (state,) = [one for one in told if one["type"] == "state"]
+    (main,) = [thread for thread in state["probe"]["threads"] if thread["main"]]
+    assert (main["frames"][0]["file"], main["frames"][0]["line"]) == ("script.py", 4)
