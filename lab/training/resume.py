@@ -16,7 +16,7 @@ from lab.training.preemption import begun_again, job
 from lab.training.world import World
 
 NAME = ".training.job"
-"""A file beside the checkpoints: the job whose they are."""
+"""A file beside the checkpoints: the job whose they are, where it has a name."""
 PATIENCE = 120.0
 """Seconds which the lock of a job may outlast it, if its host has died: NFS has it for 90."""
 
@@ -81,18 +81,20 @@ def _is_own(folder: Path, again: Sequence[bool]) -> bool:
     """Whether checkpoints in a folder, if any, are of this job, by those that started it again."""
     if not find_all(folder):
         return True
+    saved = [""] * len(again)
     with suppress(OSError, ValueError):
         saved = json.loads((folder / NAME).read_text())
-        names = zip(again, saved, job(), strict=True)
-        return any(started and theirs == ours for started, theirs, ours in names)
-    return False
+    names = zip(again, saved, job(), strict=False)  # a newer lab may know more of them
+    return any(started and theirs == ours for started, theirs, ours in names)
 
 
 def _sign(folder: Path) -> None:
     """Say that checkpoints in a folder are of this job from now on."""
     try:
-        with atomic_file(folder / NAME) as file:
-            file.write(json.dumps(job()).encode())
+        (folder / NAME).unlink(missing_ok=True)
+        if any(job()):
+            with atomic_file(folder / NAME) as file:
+                file.write(json.dumps(job()).encode())
     except OSError as error:
         raise LabError(f"{folder} cannot be written: {error.strerror}") from error
 
