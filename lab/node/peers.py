@@ -14,6 +14,8 @@ from typing import Any
 PATIENCE = 1.0
 """Seconds for a connection. A packet that was lost is sent again after one (RFC 6298)."""
 BACKLOG = 64
+UNSURE = "nobody says what"
+"""How it begins where a name was not looked up in time: this machine may just be too busy."""
 
 Address = tuple[socket.AddressFamily, Any]
 """As a socket takes it."""
@@ -66,7 +68,7 @@ class Visits:
         for node, (name, port) in doors.items():
             try:
                 self._knock(node, _look_up(name, port, socket.AI_NUMERICHOST))
-            except OSError:
+            except (OSError, UnicodeError):  # no address, or not even a name
                 self._look_up_aside(node, name, port)
 
     @property
@@ -82,7 +84,7 @@ class Visits:
         def look_up() -> None:
             try:
                 answer.append(_look_up(name, port))
-            except OSError:
+            except (OSError, UnicodeError):
                 answer.append(None)
             os.close(writing)
 
@@ -129,7 +131,7 @@ class Visits:
         """Wait for nobody any more."""
         for node in list(self._lookups):
             self._forget_lookup(node)
-            self._settle(node, f"nobody says what its name {self._doors[node][0]} stands for")
+            self._settle(node, f"{UNSURE} its name {self._doors[node][0]} stands for")
         for node in list(self._open):
             self._close(node, "timeout")
 

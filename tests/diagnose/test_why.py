@@ -57,6 +57,29 @@ def test_a_node_that_is_alive_and_out_of_reach_is_cut_off() -> None:
     assert (found.kind, found.ranks, found.nodes) == ("partitioned", (1,), ("node1",))
 
 
+def test_where_no_node_answers_none_is_named() -> None:
+    silent = {f"node{n}": {"alive": n > 0, "answered": False} for n in range(3)}
+    busy = rank(share=1.0, source=None)  # when it was last seen
+    found = diagnose(evidence([busy, busy | {"node": None}, rank(source=None)], nodes=silent))
+    assert (found.kind, found.ranks) == ("unknown", ())
+    assert "none of the nodes has answered in time" in found.summary
+
+
+def test_a_name_that_is_not_looked_up_in_time_is_no_partition() -> None:
+    unsure = "nobody says what its name node0 stands for"
+    sees = {"peers": {"node0": unsure}}
+    silent = {"alive": True, "answered": False}
+    starts = rank(source=None, stack=None)
+    found = diagnose(evidence([starts, waiting()], nodes={"node0": silent, "node1": sees}))
+    assert found.kind == "unknown"
+    answers = {"peers": {"node1": "ok"}}
+    found = diagnose(evidence([late(), waiting()], nodes={"node0": answers, "node1": sees}))
+    assert found.kind == "busy-alone"
+    answers = {"peers": {"node1": unsure}}  # and so from both sides
+    found = diagnose(evidence([late(), waiting()], nodes={"node0": answers, "node1": sees}))
+    assert found.kind == "partitioned"
+
+
 def test_a_node_whose_ranks_have_ended_needs_not_answer() -> None:
     ended = rank(ended={"code": 0, "signal": None})
     found = diagnose(evidence([waiting(), ended], nodes={"node1": {"answered": False}}))

@@ -136,12 +136,14 @@ def test_other_nodes_are_tried(tmp_path: Path) -> None:
             "near": ["127.0.0.1", open_.getsockname()[1]],
             "shut": ["127.0.0.1", closed.getsockname()[1]],
             "nowhere": ["no-such-host.invalid", 1],
+            "no-name": ["n" * 70, 1],
         }
         closed.close()
         master = ["127.0.0.1", open_.getsockname()[1]]
         *_, probed = answers(running, "state", 1, peers=peers, master=master)
         assert (probed["peers"]["near"], probed["peers"]["shut"]) == ("ok", "refused")
         assert "its name no-such-host.invalid" in probed["peers"]["nowhere"]
+        assert "its name nnn" in probed["peers"]["no-name"]
         assert probed["master"] == {"resolves": "127.0.0.1", "reach": "ok"}
         with socket.create_connection(("127.0.0.1", probed["port"])) as visit:
             assert visit.recv(1) == b""  # let in, and sent away

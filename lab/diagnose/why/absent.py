@@ -8,6 +8,7 @@ from lab.diagnose.why.telling import at
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import who
 from lab.diagnose.words import ranks_in_words
+from lab.node.peers import UNSURE
 
 PARTITION_CURE = "look at the route and the firewall between these nodes (lab doctor)"
 
@@ -50,6 +51,9 @@ def _silent(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
         sorted(n for n, one in evidence.ranks.items() if one.node in silent and one.ended is None)
     )
     if there and evidence.because != "failure":  # then nobody has waited for slow answers
+        living = {one.node for one in evidence.ranks.values() if one.ended is None}
+        if len(living) > 1 and living <= silent.keys():
+            return _all_silent(evidence, waits, evidence.nodes_of(there))
         return _silent_nodes(evidence, waits, there)
     if gone:
         return Finding(
@@ -64,6 +68,18 @@ def _silent(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     return None
 
 
+def _all_silent(evidence: Evidence, waits: Mapping[int, Wait], names: tuple[str, ...]) -> Finding:
+    """What all nodes have in common is this machine: nothing tells of them."""
+    return Finding(
+        "unknown",
+        "warning",
+        f"none of the nodes has answered in time ({', '.join(names[:4])}"
+        f"{', ...' * (len(names) > 4)}): the machine that asks may be too busy, or cut off",
+        innocent=innocents(waits, ()),
+        evidence=tuple(_of_node(evidence, evidence.nodes[name]) for name in names),
+    )
+
+
 def _silent_nodes(
     evidence: Evidence, waits: Mapping[int, Wait], there: tuple[int, ...]
 ) -> Finding | None:
@@ -71,7 +87,8 @@ def _silent_nodes(
     names = evidence.nodes_of(there)
     nodes = [evidence.nodes[name] for name in names]
     several = len(names) > 1
-    seen = [how for node in nodes for how in _seen_by_others(evidence, node).values()]
+    found = [how for node in nodes for how in _seen_by_others(evidence, node).values()]
+    seen = [how for how in found if not how.startswith(UNSURE)]
     kind: WhyKind = "dead"
     cure = "look whether the node runs, and can be reached"
     if seen and all(how in REACHED for how in seen):
@@ -81,6 +98,10 @@ def _silent_nodes(
     elif seen and all(node.alive for node in nodes):
         kind, cure = "partitioned", PARTITION_CURE
         what = f"{'are' if several else 'is'} alive, and the other nodes cannot reach it"
+    elif found and not seen and all(node.alive for node in nodes):
+        kind = "unknown"
+        what = f"{'do' if several else 'does'} not answer in time, and nobody could look up where "
+        what += f"{'they are' if several else 'it is'}: perhaps the machines are too busy"
     else:
         what = f"{'do' if several else 'does'} not answer"
         if not any(node.alive for node in nodes):
@@ -118,7 +139,8 @@ def _cut_off(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
         (min(node.name, other), max(node.name, other)): how
         for node in evidence.nodes.values()
         for other in node.cut_off_from
-        if (how := node.peers[other])
+        if not (how := node.peers[other]).startswith(UNSURE)
+        or (other in evidence.nodes and node.name in evidence.nodes[other].cut_off_from)
     }
     if not pairs or not waits:
         return None

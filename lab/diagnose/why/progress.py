@@ -27,7 +27,8 @@ def judge_progress(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | N
         count = sum(moving.values())
         what = f"{ranks_in_words(tuple(moving))} began {count} collectives while being watched"
         return _slow(what, *(f"rank {n} began {count}" for n, count in moving.items()))
-    if all(rank.is_busy and n not in waits for n, rank in living.items()):
+    silent = {node.name for node in evidence.nodes.values() if not node.answered}
+    if all(r.is_busy and n not in waits and r.node not in silent for n, r in living.items()):
         what = f"no rank waits for another, {ranks_in_words(tuple(living))} are computing"
         return _slow(what, *(seen(rank) for rank in living.values()))
     together = {wait.what for wait in waits.values()}
