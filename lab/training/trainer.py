@@ -240,7 +240,7 @@ class Trainer:
     @torch.no_grad()
     def evaluation(self) -> dict[str, float]:
         """Each score's mean over the held-out samples, if there are any. A collective."""
-        if self.evaluate is None or self.held_out is None:
+        if self.evaluate is None or not self.held_out:  # none, or of no sample
             return {}
         self.wrapped.align_buffers()
         self.model.eval()

@@ -310,3 +310,11 @@ def test_where_no_trace_can_be_written_it_is_said_before_training(tmp_path: Path
 def test_there_is_no_going_back_without_checkpoints(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--on-nan rollback needs checkpoints"):
         Options(on_nan="rollback", save_every=0)
+
+
+def test_held_out_data_of_no_sample_is_not_evaluated_on(tmp_path: Path) -> None:
+    result = train(tmp_path, {"evaluate_every": 1}, Job(trainer={"held_out": dataset(0)}))
+    assert result.error == ""
+    reports = [event for event in result.events if event["event"] == "report"]
+    assert reports
+    assert not any("accuracy" in event for event in reports)
