@@ -113,6 +113,10 @@ def _load(path: Path, manifest: Manifest, training: TrainingState, ranks: Ranks)
         with _in_words():
             return {**training.targets(manifest), "progress": None}
 
+    def check() -> None:
+        with _in_words():
+            training.check_groups(first["groups"])
+
     def take() -> None:
         with _in_words():
             if not isinstance(filled["progress"], dict):
@@ -122,6 +126,10 @@ def _load(path: Path, manifest: Manifest, training: TrainingState, ranks: Ranks)
                 restore_random_states(filled[random_name])
 
     filled = ranks.of_each(targets)
+    if "groups" in filled:  # what is refused must leave the model as it was
+        first: dict[str, Any] = {"groups": None}
+        read(first, path, manifest, ranks.group)
+        ranks.of_each(check)
     if manifest.world_size == ranks.size:
         filled[random_name] = None
     read(filled, path, manifest, ranks.group)

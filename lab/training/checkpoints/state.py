@@ -133,6 +133,16 @@ class TrainingState:
             return f"its optimiser is {manifest.optimizer}, and this one {self.stepped.kind}"
         return None
 
+    def check_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Compare the optimiser's groups with those of a checkpoint.
+
+        Raises:
+            LabError: they have other parameters.
+        """
+        mine = [] if self.stepped is None else self.stepped.groups
+        if [sorted(group["params"]) for group in groups] != [sorted(g["params"]) for g in mine]:
+            raise LabError("the optimiser's groups have other parameters than in the checkpoint")
+
     def targets(self, manifest: Manifest) -> dict[str, Any]:
         """What a checkpoint is to fill: the model's own memory, new memory for the optimiser's."""
         targets: dict[str, Any] = {
@@ -155,25 +165,17 @@ class TrainingState:
         return targets
 
     def take(self, filled: dict[str, Any], manifest: Manifest) -> None:
-        """Go on with what came into the targets.
-
-        Raises:
-            LabError: the optimiser's groups are others.
-        """
+        """Go on with what came into the targets."""
         for name in self.held.extra:
             self.held.take_extra(name, filled[f"model.{name}"])
         if self.stepped is None:
             return
-        groups = filled["groups"]
-        mine = [sorted(group["params"]) for group in self.stepped.groups]
-        if [sorted(group["params"]) for group in groups] != mine:
-            raise LabError("the optimiser's groups have other parameters than in the checkpoint")
         keys = _keys(manifest)
         for (name, _, _), row in zip(self.stepped.rows, self._states, strict=True):
             for key in keys.get(name, ()):
                 if key not in row:
                     row[key] = filled[f"optimizer.{name}.{key}"]
-        self.stepped.take(self._states, groups)
+        self.stepped.take(self._states, filled["groups"])
 
 
 def _name_of(parameter: Tensor, held: Held) -> str:

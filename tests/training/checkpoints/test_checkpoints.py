@@ -229,6 +229,16 @@ def test_another_optimisers_is_refused(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).load(model) == {}, "the model alone"
 
 
+def test_other_groups_are_refused_before_the_model_is_overwritten(tmp_path: Path) -> None:
+    saved, model = Narrow(3), Narrow(3)
+    Checkpoints(tmp_path).save(1, saved, torch.optim.SGD(saved.parameters(), lr=1.0), {})
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    groups = [{"params": model.a.parameters()}, {"params": model.b.parameters()}]
+    with pytest.raises(LabError, match="groups have other parameters"):
+        Checkpoints(tmp_path).load(model, torch.optim.SGD(groups, lr=1.0))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
 def test_a_foreign_parameter_in_the_optimiser_is_refused(tmp_path: Path) -> None:
     model = Narrow(3)
     optimizer = torch.optim.SGD([*model.parameters(), torch.nn.Parameter(torch.ones(5))], lr=1.0)
