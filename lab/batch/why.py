@@ -37,7 +37,7 @@ def ask_ranks(run: RunDirectory) -> dict[str, Any]:
     awaited = files.silent
     if not awaited:
         raise LabError(f"no rank of run {run.id} runs now; lab ps says where the job is")
-    number = ask(run)
+    number, asked = ask(run), time.time()
     states: dict[int, Message] = {}
     give_up = time.monotonic() + PATIENCE
     while awaited - states.keys() and time.monotonic() < give_up:
@@ -58,7 +58,7 @@ def ask_ranks(run: RunDirectory) -> dict[str, Any]:
         )
     record = _record(topology, files.events)
     for rank, state in states.items():
-        record.ranks[rank].beat(state)
+        record.ranks[rank].beat(state, asked)
         record.ranks[rank].state = state
     for name, node in record.nodes.items():
         own = {rank for rank, known in record.ranks.items() if known.node == name}

@@ -34,12 +34,12 @@ class RankRecord:
     """What its script raised."""
     pulses: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=PULSES))
 
-    def beat(self, message: Message) -> None:
-        """Keep one pulse."""
+    def beat(self, message: Message, asked: float) -> None:
+        """Keep one pulse, with the time at which it was asked for: nodes' clocks may differ."""
         probe = message["probe"] or {}
         self.pulses.append(
             {
-                "time": probe.get("time", time.time()),
+                "time": asked,
                 "cpu_s": message["process"]["cpu_s"],
                 "seqs": probe.get("seqs", {}),
                 "pending": probe.get("pending", 0),

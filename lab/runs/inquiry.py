@@ -41,6 +41,8 @@ class _Round:
     """One question to all agents, until it is answered or given up."""
 
     number: int
+    time: float
+    """When it was asked (epoch)."""
     asked_at: float
     give_up_at: float
     awaited: set[str]
@@ -216,7 +218,9 @@ class Inquiry:
         self._late.clear()
         patient = what == "state" and self._ends is None
         awaited = set(known) if known and not patient else names
-        self._round = _Round(self._rounds, now, now + patience, awaited, known, because, stalled_s)
+        self._round = _Round(
+            self._rounds, time.time(), now, now + patience, awaited, known, because, stalled_s
+        )
         self._states = {}
         doors = {
             link.node.name: (self._transport.address(link.node), nodes[link.node.name].port)
@@ -242,7 +246,7 @@ class Inquiry:
         self._round = None
         for rank, message in self._states.items():
             if rank in self._record.ranks:
-                self._record.ranks[rank].beat(message)
+                self._record.ranks[rank].beat(message, over.time)
         if over.because is None:
             self._feed_watch(over)
             return

@@ -23,10 +23,14 @@ class Played:
 
     def __init__(self, clock: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        clock.setattr("lab.runs.inquiry.time", SimpleNamespace(monotonic=lambda: self.now))
+        clock.setattr(
+            "lab.runs.inquiry.time",
+            SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now),
+        )
         self.asked: list[Message] = []
         self.wanted: int | None = None
         self.found: list[str] = []
+        self.told: list[Any] = []
         topology = load_topology("pair")
         played = cast(Any, self)
         self.inquiry = Inquiry(
@@ -47,7 +51,8 @@ class Played:
         wanted, self.wanted = self.wanted, None
         return wanted
 
-    def publish(self, answer: Any) -> None: ...
+    def publish(self, answer: Any) -> None:
+        self.told.append(answer)
 
     def answer(self, number: int, answer: Any) -> None: ...
 
@@ -60,11 +65,12 @@ class Played:
     def alive(self, node: Any) -> bool:
         return True
 
-    def tell(self, number: int, *nodes: int) -> None:
-        """These nodes answer one question."""
+    def tell(self, number: int, *nodes: int, clock: float = 0.0) -> None:
+        """These nodes answer one question; what their clocks say is wrong by seconds."""
         for node in nodes:
             process = {"cpu_s": 1.0, "busy": False, "state": "S"}
-            told = {"type": "state", "id": number, "rank": node, "process": process, "probe": None}
+            told = {"type": "state", "id": number, "rank": node, "process": process}
+            told["probe"] = {"time": self.now + clock}
             self.inquiry.on_answer(self.links[node], told)
             over = {"type": "probed", "id": number, "port": 1, "ptrace": None}
             self.inquiry.on_answer(self.links[node], {**over, "peers": {}, "master": None})
@@ -113,3 +119,15 @@ def test_a_silent_node_is_waited_for_where_it_is_to_be_judged(
     played.tell(3, 1)
     played.go_on(1)
     assert played.found not in ([], ["dead"])
+
+
+def test_all_pulses_have_the_time_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    assert played.go_on(10) == 1
+    played.tell(1, 0, 1, clock=-500)
+    played.wanted = 7
+    assert played.go_on(1) == 2
+    played.tell(2, 0, 1, clock=500)
+    played.go_on(1)
+    pulses = [one["pulses"] for one in played.told[0]["evidence"]["ranks"].values()]
+    assert [[pulse["time"] for pulse in one] for one in pulses] == [[110.0, 111.0]] * 2
