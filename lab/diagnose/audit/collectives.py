@@ -68,6 +68,9 @@ class Collectives:
         self._known: dict[int, list[Collective]] = {}  # by rank, in the order of their records
         self._columns: dict[Group, dict[tuple[str, int], Column]] = {}
         self._judged: set[Group] = set()  # after the first difference all else differs
+        self._suspected: dict[Group, Finding] = {}
+        """The first that ranks took part in at different steps: what ends well may do so."""
+        self._reached: dict[Group, dict[int, int]] = {}  # by rank: the highest number
 
     def feed(self, rank: int, record: Mapping[str, Any]) -> list[Finding]:
         """See `Judge`."""
@@ -84,6 +87,8 @@ class Collectives:
         group = one.group, one.ranks
         if group in self._judged:
             return []
+        reached = self._reached.setdefault(group, dict.fromkeys(one.ranks, 0))
+        reached[rank] = max(number, reached.get(rank, 0))
         columns = self._columns.setdefault(group, {})
         column = columns.setdefault((one.source, number), {})
         column[rank] = one, step
@@ -105,23 +110,39 @@ class Collectives:
                     column = {**{r: (one.bare, step) for r, (one, step) in calls.items()}, **column}
                 if group not in self._judged:
                     found += self._judge(number, column)
+        for group, suspicion in self._suspected.items():
+            if group not in self._judged and len(set(self._reached[group].values())) > 1:
+                found.append(suspicion)
         return found
 
     def _judge(self, number: int, column: Column) -> list[Finding]:
+        group = next(iter(column.values()))[0].group, next(iter(column.values()))[0].ranks
         kinds: dict[object, list[int]] = {}
+        steps: dict[object, list[int]] = {}
         for rank in sorted(column):
             one, step = column[rank]
-            # The same line at another step: a rank has left one out, or has one more.
-            kinds.setdefault((one.what, step if _same_line(column) else None), []).append(rank)
-        if len(kinds) < 2:
-            return []
+            kinds.setdefault(one.what, []).append(rank)
+            steps.setdefault(step, []).append(rank)
+        if len(kinds) > 1:
+            self._judged.add(group)
+            found = self._say(number, column, kinds)
+            if before := self._suspected.get(group):
+                found = replace(before, evidence=(*before.evidence, f"later {found.summary}"))
+            return [found]
+        # The same line at another step: a rank has left one out, or has one more; or all is well,
+        # since their steps need not be in step (Join, searches that end early).
+        if len(steps) > 1 and _same_line(column) and group not in self._suspected:
+            self._suspected[group] = self._say(number, column, steps)
+        return []
+
+    @staticmethod
+    def _say(number: int, column: Column, kinds: Mapping[object, list[int]]) -> Finding:
         # Most are right; where as many are of one mind as of the other, the lowest rank is.
         right = max(kinds.values(), key=lambda ranks: (len(ranks), -ranks[0]))
         wrong = next(ranks for ranks in kinds.values() if ranks is not right)
         guilty = sorted(set(column) - set(right))
         ours, step = column[wrong[0]]
         theirs, _ = column[right[0]]
-        self._judged.add((ours.group, ours.ranks))
         members = ranks_in_words(ours.ranks)
         name = "the default group" if ours.group == "0" else f"the group of {members}"
         if ours.what == theirs.what:
@@ -136,30 +157,26 @@ class Collectives:
                 f"collective #{number} of {name}, where {_call(right)} {theirs}"
                 f"{_at(theirs)}"
             )
-        return [
-            Finding(
-                kind="mismatched-collective",
-                severity="error",
-                summary=summary,
-                ranks=tuple(guilty),
-                step=step,
-                file=ours.file,
-                line=ours.line,
-                function=ours.function,
-                innocent=(
-                    Innocent(
-                        tuple(right), f"call {theirs}", theirs.file, theirs.line, theirs.function
-                    ),
-                ),
-                evidence=tuple(
-                    f"{ranks_in_words(ranks)}: {column[ranks[0]][0]}{_at(column[ranks[0]][0])}, "
-                    f"step {column[ranks[0]][1]}"
-                    for ranks in kinds.values()
-                ),
-                cure="all ranks of a group have to call the same collectives, in the same order, "
-                "with tensors of the same shape and dtype",
-            )
-        ]
+        return Finding(
+            kind="mismatched-collective",
+            severity="error",
+            summary=summary,
+            ranks=tuple(guilty),
+            step=step,
+            file=ours.file,
+            line=ours.line,
+            function=ours.function,
+            innocent=(
+                Innocent(tuple(right), f"call {theirs}", theirs.file, theirs.line, theirs.function),
+            ),
+            evidence=tuple(
+                f"{ranks_in_words(ranks)}: {column[ranks[0]][0]}{_at(column[ranks[0]][0])}, "
+                f"step {column[ranks[0]][1]}"
+                for ranks in kinds.values()
+            ),
+            cure="all ranks of a group have to call the same collectives, in the same order, "
+            "with tensors of the same shape and dtype",
+        )
 
 
 def _call(ranks: Sequence[int]) -> str:

@@ -64,10 +64,24 @@ def test_other_lines_and_shapes_of_as_many_elements_are_the_same() -> None:
 
 
 def test_the_same_line_at_another_step_is_a_collective_left_out() -> None:
-    usual = record((signature(), 7, 3))
-    (finding,) = found(usual, record((signature(), 7, 4)), usual)
+    usual = record((signature(), 7, 3), (signature(), 8, 4))
+    (finding,) = found(usual, record((signature(), 7, 4)), usual, close=True)
     assert finding.ranks == (1,)
     assert "different steps" in finding.summary
+
+
+def test_different_steps_are_no_fault_where_all_come_to_the_end() -> None:
+    usual = record((signature(), 7, 3), (signature(), 8, 4))
+    early = record((signature(), 7, 3), (signature(), 8, 3))  # it has joined, and steps no more
+    assert found(usual, early, usual, close=True) == []
+
+
+def test_different_steps_are_where_a_later_difference_began() -> None:
+    usual = record((signature(), 7, 3), (signature("barrier"), 8, 3))
+    other = record((signature(), 7, 4), (signature(), 8, 5))
+    (finding,) = found(usual, other, usual, close=True)
+    assert "different steps" in finding.summary
+    assert "barrier" in finding.evidence[-1]
 
 
 def test_steps_of_what_was_read_later_say_nothing() -> None:
