@@ -114,23 +114,20 @@ class Record:
             for rank in [rank for rank in self.ranks if rank >= world["ranks"]]:
                 del self.ranks[rank]
 
-    def _on_exit(self, message: Message) -> None:
-        """A rank has ended."""
-        known = self.ranks.get(message["rank"])
-        if known is not None:
-            known.ended = {"code": message["code"], "signal": message["signal"]}
-
     def on_message(self, message: Message) -> None:
         """Whatever an agent has told by itself."""
         if message["type"] == "started":
             self._on_started(message)
-        elif message["type"] == "exit":
-            self._on_exit(message)
-        elif message["type"] == "state" and message["rank"] in self.ranks:
-            known = self.ranks[message["rank"]]
+            return
+        known = self.ranks.get(message.get("rank", -1))
+        if known is None or message["node"] != known.node:  # it is another's by now (torchrun)
+            return
+        if message["type"] == "exit":
+            known.ended = {"code": message["code"], "signal": message["signal"]}
+        elif message["type"] == "state":
             known.last_words = known.last_words or message  # the first: see `lab.node.pipes`
-        elif message["type"] == "exception" and message["rank"] in self.ranks:
-            self.ranks[message["rank"]].exception = message
+        elif message["type"] == "exception":
+            known.exception = message
 
     def on_output(self, rank: int) -> None:
         """A rank wrote."""
@@ -151,6 +148,12 @@ class Record:
         for known in self.ranks.values():
             while len(known.pulses) > 1:
                 known.pulses.popleft()
+        self.forget_reach()
+
+    def forget_reach(self) -> None:
+        """What the nodes could reach: that was before."""
+        for node in self.nodes.values():
+            node.peers, node.master = {}, None
 
     @property
     def has_met(self) -> bool:

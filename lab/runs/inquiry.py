@@ -218,6 +218,8 @@ class Inquiry:
         self._late.clear()
         patient = what == "state" and self._ends is None
         awaited = set(known) if known and not patient else names
+        if patient:
+            self._record.forget_reach()
         self._round = _Round(
             self._rounds, time.time(), now, now + patience, awaited, known, because, stalled_s
         )
