@@ -25,6 +25,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, TextIO, TypedDict
 
@@ -186,8 +187,9 @@ class Doctor:
         for thread in threads:
             thread.daemon = True
             thread.start()
+        over_at = time.monotonic() + GREET_WITHIN
         for thread in threads:
-            thread.join(GREET_WITHIN)
+            thread.join(max(0.0, over_at - time.monotonic()))
         return found
 
     def _measure(self, pairs: Sequence[Sequence[Any]], seconds: float) -> None:
