@@ -77,6 +77,9 @@ def _sides(calls: Mapping[int, Collective]) -> list[list[int]]:
 
 def _judge(lists: Mapping[int, Calls], sides: Sequence[list[int]], seq: int) -> Divergence | None:
     """What differs at this number; None where it is only the line, and that for no reason."""
+    one, other = (lists[side[0]] for side in sides[:2])
+    if _same_tensors(one[seq], other[seq]) and not _come_apart(one, other, seq):
+        return None  # before anything that looks at all of the lists: it is so at every number
     right, wrong = _order(lists, sides, seq)
     ours, theirs = lists[right[0]], lists[wrong[0]]
     kind, count = _difference(ours, theirs, seq)
@@ -136,9 +139,6 @@ def _alike(calls: Calls, earlier: int, later: int) -> int:
 
 def _difference(ours: Calls, theirs: Calls, seq: int) -> tuple[Difference | None, int]:
     """What makes their call another than ours, and how many calls that is about."""
-    only_line = _same_tensors(ours[seq], theirs[seq])
-    if only_line and not _come_apart(ours, theirs, seq):
-        return None, 0
     for count in range(1, LONGEST_SHIFT + 1):
         if _is_moved(theirs, ours, seq, count):
             return "skipped-collective", count
@@ -148,7 +148,9 @@ def _difference(ours: Calls, theirs: Calls, seq: int) -> tuple[Difference | None
     for count in range(1, LONGEST_SHIFT + 1):
         if _is_moved(ours, theirs, seq, count):
             return "extra-collective", count
-    return (None, 0) if only_line else (_by_novelty(ours, theirs, seq), 1)
+    if _same_tensors(ours[seq], theirs[seq]):
+        return None, 0
+    return _by_novelty(ours, theirs, seq), 1
 
 
 def _come_apart(ours: Calls, theirs: Calls, seq: int) -> bool:
