@@ -53,7 +53,7 @@ class _Question:
     received: bytearray = field(default_factory=bytearray)
     connection: socket.socket | None = None
     reader: "subprocess.Popen[bytes] | None" = None
-    """py-spy, whose stderr goes to a file of its own."""
+    """py-spy, whose stderr comes with its stdout."""
 
 
 @dataclass(eq=False)
@@ -199,7 +199,11 @@ class Probing:
             return
         try:
             reader = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=stacks.environment(),
             )
         except OSError as error:
             self._answer(one, question, error=f"{why}; py-spy: {error.strerror}")

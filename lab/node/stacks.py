@@ -6,6 +6,8 @@ does not. That needs the right to trace the process (ptrace(2)).
 """
 
 import json
+import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 from lab.rank.frames import RANK, is_labs, is_users, shown
 
 NAME = "py-spy"
+_BEGIN = re.compile(rb"^\[(?=\s*$|\{|\])", re.MULTILINE)
 MISSING = "py-spy is not installed on this node: pip install py-spy"
 
 
@@ -24,6 +27,11 @@ def command(pid: int) -> list[str] | None:
     return None if found is None else [found, "dump", "--nonblocking", "--json", "--pid", str(pid)]
 
 
+def environment() -> dict[str, str]:
+    """What it runs with: without the variable by which programs in Rust say more than was asked."""
+    return {name: value for name, value in os.environ.items() if name != "RUST_LOG"}
+
+
 def parsed(output: bytes, start_folder: str) -> list[dict[str, Any]]:
     """The threads of `command`'s output, as `lab.rank.state` tells of them.
 
@@ -31,7 +39,10 @@ def parsed(output: bytes, start_folder: str) -> list[dict[str, Any]]:
         ValueError: there are none in it.
     """
     found = []
-    for thread in json.loads(output[output.find(b"[") :]):  # warnings may come before
+    begin = _BEGIN.search(output)  # what py-spy logs comes before, and has brackets of its own
+    if begin is None:
+        raise ValueError("no stacks")
+    for thread in json.loads(output[begin.start() :]):
         main = thread["thread_name"] == "MainThread"  # the system's ids are now and then wrong
         frames = [
             {

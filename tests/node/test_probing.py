@@ -1,6 +1,7 @@
 """What an agent finds out of its ranks and of the other nodes when it is asked."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -160,3 +161,15 @@ def test_other_nodes_are_tried(tmp_path: Path) -> None:
 def test_why_there_are_no_stacks(said: bytes, why: str) -> None:
     assert stacks.why_not(said).startswith(why)
     assert stacks.is_denied(stacks.why_not(said)) == (why == "ptrace is")
+
+
+def test_what_py_spy_logs_is_no_part_of_the_stacks() -> None:
+    frame = {"filename": "/x/train.py", "name": "main", "line": 3}
+    thread = {"thread_name": "MainThread", "thread_id": 1, "frames": [frame]}
+    logged = b"[2026-01-01T00:00:00Z WARN  py_spy] [odd] version\n"
+    for told in (json.dumps([thread]), json.dumps([thread], indent=2)):
+        (found,) = stacks.parsed(logged + told.encode(), "/x")
+        assert found["frames"][0]["file"] == "train.py"
+    assert stacks.parsed(logged + b"[]\n", "/x") == []
+    with pytest.raises(ValueError, match="no stacks"):
+        stacks.parsed(logged, "/x")
