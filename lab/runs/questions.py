@@ -22,10 +22,12 @@ def ask(run: RunDirectory) -> int:
     Raises:
         LabError: the run directory cannot be written.
     """
-    number = time.time_ns()
     folder = run.path / FOLDER
     with explained(run.path):
         folder.mkdir(exist_ok=True)
+        # Also where the clock was set back, or that of another machine that asked is ahead.
+        before = [int(path.stem) for path in folder.glob("[0-9]*") if path.stem.isdecimal()]
+        number = max(time.time_ns(), *(n + 1 for n in (*before, question(run.path) or 0)))
         write_json(folder / ASK, {"number": number})
     return number
 
