@@ -41,10 +41,24 @@ OWN = (str(Path(__file__).parent), distributed_c10d.__file__, f"{TORCH}/distribu
 class Exchange:
     """Counts what is sent, by what it may be for; from one step to the next."""
 
-    def __init__(self, hooks: Hooks, parameters: Callable[[], list[tuple[Tensor, bool]]]) -> None:
-        """`parameters` gives all optimizers', and whether a wrapper reduces the gradient."""
+    def __init__(
+        self,
+        hooks: Hooks,
+        parameters: Callable[[], list[tuple[Tensor, frozenset[int]]]],
+        reduces: Callable[[], bool],
+    ) -> None:
+        """Listen.
+
+        Args:
+            hooks: to listen to.
+            parameters: gives all optimizers', and the ranks over which a wrapper reduces the
+                gradient.
+            reduces: whether wrappers do so in a backward that begins now.
+        """
         self._recorder = hooks.recorder
-        self._parameters = parameters
+        self._parameters, self._reduces = parameters, reduces
+        self._are_reduced = True
+        """Whether wrappers did so in the last backward."""
         self._phase = "forward"
         self._sent: dict[str, int] = {}
         """How often what has been sent, since the beginning."""
@@ -52,7 +66,9 @@ class Exchange:
         """The same, as of the step before and of this one."""
         self._told: dict[int, dict[str, int]] = {}
         """What of it each optimizer's records have told."""
-        self._gradients: dict[int, tuple[Tensor, bool]] | None = None  # by address; None: not asked
+        self._gradients: dict[int, tuple[Tensor, frozenset[int]]] | None = (
+            None  # by address; None: not asked
+        )
         self._reduced: set[object] = set()
         self._again: tuple[Tensor, float, dict[str, Any]] | None = None
         hooks.before_backward.append(self._on_backward)
@@ -103,6 +119,7 @@ class Exchange:
 
     def _on_backward(self, _: Any) -> None:
         self._phase = "backward"
+        self._are_reduced = self._reduces()
         self._forget()
 
     def _after_backward(self, _: Any) -> None:
@@ -147,26 +164,31 @@ class Exchange:
         """Note the first gradient that is summed again."""
         if self._gradients is None:
             self._gradients = {
-                local(parameter.grad).data_ptr(): (parameter.grad, managed)
-                for parameter, managed in self._parameters()
+                local(parameter.grad).data_ptr(): (
+                    parameter.grad,
+                    ranks if self._are_reduced else frozenset(),
+                )
+                for parameter, ranks in self._parameters()
                 if parameter.grad is not None
             }
         value = local(tensor)
-        gradient, is_reduced = self._gradients.get(value.data_ptr()) or self._copied(value)
+        gradient, over = self._gradients.get(value.data_ptr()) or self._copied(value)
         key = value.data_ptr(), group
-        if gradient is not None and (is_reduced or key in self._reduced):
+        # Over ranks of which it has one alone (replicas of what is in parts) it is the first time.
+        again = len(over.intersection(dist.get_process_group_ranks(group))) > 1
+        if gradient is not None and (again or key in self._reduced):
             self._again = gradient, norms([gradient])[0], self._recorder.site()
         self._reduced.add(key)
 
-    def _copied(self, value: Tensor) -> tuple[Tensor | None, bool]:
+    def _copied(self, value: Tensor) -> tuple[Tensor | None, frozenset[int]]:
         """The first of the gradients that a wrapper has reduced, if it is a copy of them all."""
         assert self._gradients is not None
-        reduced = [local(gradient) for gradient, managed in self._gradients.values() if managed]
-        if not reduced or value.numel() != sum(gradient.numel() for gradient in reduced):
-            return None, False
-        first = reduced[0].flatten()[:8]
+        reduced = [(local(gradient), over) for gradient, over in self._gradients.values() if over]
+        if not reduced or value.numel() != sum(gradient.numel() for gradient, _ in reduced):
+            return None, frozenset()
+        first = reduced[0][0].flatten()[:8]
         same = torch.equal(value.flatten()[: first.numel()].to(first.dtype), first)
-        return (reduced[0], True) if same else (None, False)
+        return reduced[0] if same else (None, frozenset())
 
 
 def _is_wrappers() -> bool:

@@ -41,8 +41,8 @@ class Model:
     """Where the script made the modules that hold the parameters, by these' identity."""
     parts: set[int] = field(default_factory=set)
     """Identities of those of which this rank holds a part (FSDP)."""
-    managed: set[int] = field(default_factory=set)
-    """Identities of those whose gradients a wrapper reduces (DDP, FSDP)."""
+    managed: dict[int, frozenset[int]] = field(default_factory=dict)
+    """Identities of those whose gradients a wrapper reduces (DDP, FSDP): over which ranks."""
     group: list[int] | None = None
     """The ranks of DDP's process group; None: no DDP."""
     sends_buffers: bool = False
@@ -61,6 +61,7 @@ class Models:
         self._on_wrapper = on_wrapper
         self._recorder = hooks.recorder
         self._sites: weakref.WeakKeyDictionary[nn.Module, Site] = weakref.WeakKeyDictionary()
+        self._wrappers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._searches = 0
         self.uses_sampler = False
         """Whether the script has made a DistributedSampler."""
@@ -73,7 +74,12 @@ class Models:
     def _on_init(self, module: nn.Module, *_: Any, **__: Any) -> None:
         if hasattr(type(module), "no_sync"):
             self._on_wrapper(type(module))
+            self._wrappers.add(module)
         self._sites[module] = self._recorder.site(beyond=partial(_is_constructor, module))
+
+    def reduce_now(self) -> bool:
+        """Whether wrappers reduce the gradients of a backward that begins now: no `no_sync`."""
+        return all(getattr(one, "require_backward_grad_sync", True) for one in self._wrappers)
 
     def find(self, parameters: Iterable[Tensor]) -> list[Model]:
         """The models that hold any of the parameters."""
@@ -97,7 +103,7 @@ class Models:
             model.names[id(parameter)] = _plain(name)
             if is_part(name, parameter):
                 model.parts.add(id(parameter))
-        model.managed |= model.parts
+                model.managed[id(parameter)] = _holders(parameter)
         for name, buffer in root.named_buffers():
             if buffer.is_floating_point() and buffer.numel() <= LARGEST_BUFFER:
                 model.buffers[_plain(name)] = buffer
@@ -110,9 +116,10 @@ class Models:
                 ignored = getattr(module, "parameters_to_ignore", ())
                 wrapped: Any = module.module
                 inside = wrapped.named_parameters()
-                model.managed |= {id(p) for name, p in inside if name not in ignored}
                 group = getattr(module, "process_group", None)
                 model.group = sorted(dist.get_process_group_ranks(group))
+                ranks = frozenset(model.group)
+                model.managed |= {id(p): ranks for name, p in inside if name not in ignored}
                 model.sends_buffers = bool(getattr(module, "broadcast_buffers", False))
         return model
 
@@ -144,6 +151,14 @@ def is_part(name: str, parameter: Tensor) -> bool:
         or hasattr(parameter, "_fsdp_unit")
         or hasattr(parameter, "_local_tensor")
     )
+
+
+def _holders(part: Tensor) -> frozenset[int]:
+    """The ranks that hold parts of a parameter: of a DTensor's mesh, else any may."""
+    mesh = getattr(part, "device_mesh", None)
+    if mesh is not None:
+        return frozenset(mesh.mesh.flatten().tolist())
+    return frozenset(range(dist.get_world_size() if dist.is_initialized() else 1))
 
 
 def _plain(name: str) -> str:

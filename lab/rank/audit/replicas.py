@@ -34,8 +34,8 @@ class Layout:
 
     number: int
     """By the order of the optimizers' first steps."""
-    managed: list[bool]
-    """Whether a wrapper reduces the gradient."""
+    managed: list[frozenset[int]]
+    """The ranks over which a wrapper reduces the gradient; none where no wrapper does."""
     parts: list[bool]
     """Whether other ranks hold the rest of it."""
     without_gradient: dict[int, Site | None]
@@ -52,7 +52,7 @@ class Replicas:
         self._models = Models(hooks, self._watch_no_sync)
         self._layouts: weakref.WeakKeyDictionary[Optimizer, Layout] = weakref.WeakKeyDictionary()
         self._all: list[Layout] = []
-        self._exchange = Exchange(hooks, self._parameters_known)
+        self._exchange = Exchange(hooks, self._parameters_known, self._models.reduce_now)
         self._losses = Losses(hooks)
         self._clipping = Clipping(hooks)
         self._buffers = Buffers(hooks)
@@ -117,7 +117,8 @@ class Replicas:
         of = {identity: model for model in models for identity in model.names}
         identities = [id(parameter) for parameter in parameters]
         names = [of[i].names[i] if i in of else f"parameter {n}" for n, i in enumerate(identities)]
-        managed = [i in of and i in of[i].managed for i in identities]
+        nobody: frozenset[int] = frozenset()
+        managed = [of[i].managed.get(i, nobody) if i in of else nobody for i in identities]
         parts = [
             (i in of and i in of[i].parts) or is_part(names[n], parameters[n])
             for n, i in enumerate(identities)
@@ -130,7 +131,7 @@ class Replicas:
             names=names,
             shapes=[list(parameter.shape) for parameter in parameters],
             parts=parts,
-            managed=managed,
+            managed=[bool(ranks) for ranks in managed],
             group=next((model.group for model in models if model.group is not None), None),
             made=next((model.made for model in models if model.made is not None), None),
             sampler=self._models.uses_sampler,
@@ -140,8 +141,8 @@ class Replicas:
         trained = {n: sites.get(id(p)) for n, p in enumerate(parameters) if p.requires_grad}
         return Layout(number, managed, parts, trained)
 
-    def _parameters_known(self) -> list[tuple[Tensor, bool]]:
-        """Those of all optimizers, and whether a wrapper reduces the gradient."""
+    def _parameters_known(self) -> list[tuple[Tensor, frozenset[int]]]:
+        """Those of all optimizers, and the ranks over which a wrapper reduces the gradient."""
         return [
             (parameter, managed)
             for optimizer, layout in list(self._layouts.items())

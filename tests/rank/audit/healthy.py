@@ -111,6 +111,16 @@ for _ in range(4):
     optimizer.step()
 show("accumulated", accumulated)
 
+unsynced = DistributedDataParallel(net())
+optimizer = torch.optim.SGD(unsynced.parameters(), lr=0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    with unsynced.no_sync():
+        loss_of(unsynced).backward()
+    average(unsynced)
+    optimizer.step()
+show("unsynced", unsynced)
+
 local = net()
 
 
