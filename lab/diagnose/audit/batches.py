@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from lab.diagnose.audit.together import Together
 from lab.diagnose.finding import Finding
 from lab.diagnose.words import ranks_in_words
 
@@ -30,6 +31,7 @@ class Batches:
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
+        self._together = Together(world_size)
         self._columns: dict[tuple[int, int], Column] = {}
         self._same: Counter[tuple[int, ...]] = Counter()
         self._before: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -44,6 +46,7 @@ class Batches:
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
         """See `Judge`."""
+        self._together.feed(rank, record)
         place = record["step"], record["microbatch"]
         column = self._columns.setdefault(place, {})
         column[rank] = {**record, "rows": _numbers(record["rows"])}
@@ -51,7 +54,7 @@ class Batches:
             return []
         del self._columns[place]
         found = self._judge_same(column)
-        if len({one["weights"] for one in column.values()}) == 1:
+        if len({one["weights"] for one in column.values()}) == 1 and not self._together.apart:
             self._take(column)
         return found or self._judge_overlap()
 

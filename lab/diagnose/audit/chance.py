@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from lab.diagnose.audit.together import Together
 from lab.diagnose.finding import Finding
 from lab.diagnose.words import ranks_in_words
 
@@ -70,20 +71,33 @@ class Noise:
 class Splits:
     """Compares what `random_split` gave."""
 
-    checks = frozenset({"splits"})
+    checks = frozenset({"splits", "batches"})
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
+        self._together = Together(world_size)
         self._splits: dict[tuple[Any, ...], dict[int, Record]] = {}
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
         """See `Judge`."""
+        if record["check"] == "batches":
+            self._together.feed(rank, record)
+            return []
         key = record["number"], record["file"], record["line"], tuple(record["lengths"])
-        split = self._splits.setdefault(key, {})
-        split[rank] = record
+        self._splits.setdefault(key, {})[rank] = record
+        return []
+
+    def close(self) -> list[Finding]:
+        """Whether the ranks train one model is known now: those with their own may split anyhow."""
+        if self._together.apart:
+            return []
+        return [finding for split in self._splits.values() for finding in self._judge(split)]
+
+    def _judge(self, split: Mapping[int, Record]) -> list[Finding]:
         digests = Counter(one["digest"] for one in split.values())
         if len(split) < self._world_size or len(digests) == 1:
             return []
+        record = split[max(split)]
         usual, count = digests.most_common(1)[0]
         alone = count > len(split) / 2
         ranks = [r for r in sorted(split) if not alone or split[r]["digest"] != usual]
@@ -107,7 +121,3 @@ class Splits:
                 "generator=torch.Generator().manual_seed(0))",
             )
         ]
-
-    def close(self) -> list[Finding]:
-        """A split that not all ranks made is no fault by itself."""
-        return []

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from math import comb
 from typing import Any
 
+from lab.diagnose.audit.together import Together
 from lab.diagnose.finding import AuditKind, Finding
 from lab.diagnose.words import ranks_in_words
 
@@ -22,10 +23,11 @@ SHUFFLED = 0.25
 class Loaders:
     """Compares the indices that the ranks' loaders drew, epoch by epoch."""
 
-    checks = frozenset({"loaders"})
+    checks = frozenset({"loaders", "batches"})
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
+        self._together = Together(world_size)
         self._epochs: dict[tuple[object, int], Epoch] = {}
         self._orders: dict[tuple[object, int], Record] = {}  # by line and rank: the epoch before
         self._repeated: dict[object, set[int]] = {}
@@ -34,6 +36,9 @@ class Loaders:
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
         """See `Judge`."""
+        if record["check"] == "batches":
+            self._together.feed(rank, record)
+            return []
         line = record["file"], record["line"]
         self._probes.setdefault(rank, {}).update((i, digest) for i, digest in record["probes"])
         found = self._judge_order(line, rank, record)
@@ -111,7 +116,8 @@ class Loaders:
             if both and not same_order and self._have_same_data(a, b):
                 guilty |= {a, b}
                 twice += both
-        if twice < self._world_size:  # DistributedSampler fills up with so few
+        # DistributedSampler fills up with so few; and who trains a model of its own takes them all.
+        if twice < self._world_size or self._together.apart:
             return []
         one = epoch[min(guilty)]
         most = max(epoch[rank]["drawn"] for rank in guilty)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from lab.diagnose.audit.together import Together
 from lab.diagnose.finding import Finding
 from lab.diagnose.words import ranks_in_words
 
@@ -49,10 +50,11 @@ class Place:
 class Reports:
     """Compares the numbers that are reported with what the ranks' losses were."""
 
-    checks = frozenset({"losses", "reductions", "reports"})
+    checks = frozenset({"losses", "reductions", "reports", "batches"})
 
     def __init__(self, world_size: int) -> None:
         self._ranks = {rank: Rank() for rank in range(world_size)}
+        self._together = Together(world_size)
         self._waiting: list[tuple[int, Record]] = []
         self._places: dict[Line, Place] = {}
         self._uneven: Counter[Line] = Counter()
@@ -66,6 +68,8 @@ class Reports:
                     own.losses.setdefault(step, []).append(value)
         elif record["check"] == "reductions":
             own.reductions[record["number"]] = record
+        elif record["check"] == "batches":
+            self._together.feed(rank, record)
         else:
             self._waiting.append((rank, record))
         return []
@@ -80,8 +84,8 @@ class Reports:
             self._compare(rank, record)
         averaged = sum(place.whole for place in self._places.values())
         for place in self._places.values():
-            # Where every rank reports its own, nobody takes it for that of all.
-            few = len(place.own) < len(self._ranks)
+            # Where every rank reports its own, or has its own model, nobody takes it for all's.
+            few = len(place.own) < len(self._ranks) and not self._together.apart
             for rank, count in place.own.items():
                 if few and count >= ENOUGH and averaged < ENOUGH:
                     found.append(self._say_own(rank, place))

@@ -55,6 +55,19 @@ def test_a_split_that_comes_out_differently() -> None:
     assert found(Splits(2), records[:2]) == []
 
 
+def test_ranks_with_models_of_their_own_may_split_and_report_by_themselves() -> None:
+    models: Records = [
+        (rank, {"check": "batches", "step": s, "microbatch": 0, "weights": rank, "exchanged": True})
+        for s in range(1, 4)
+        for rank in range(2)
+    ]
+    split = {"check": "splits", "number": 1, "lengths": [80, 20]}
+    splits: Records = [(rank, {**split, "digest": rank}) for rank in range(2)]
+    assert found(Splits(2), splits + models) == []
+    said: Records = [(0, report(s, v)) for s, v in enumerate(LOSSES[0], start=1)]
+    assert found(Reports(2), losses() + said + models) == []
+
+
 def test_ranks_on_one_gpu() -> None:
     gpus: Records = [
         (rank, {"check": "gpus", "index": 0, "uuid": uuid, "name": "H100"})

@@ -170,6 +170,20 @@ def test_each_rank_going_through_all_of_it_is_overlap() -> None:
     assert "whole dataset" in finding.summary
 
 
+def test_ranks_that_train_models_of_their_own_may_go_through_all_of_it() -> None:
+    judge = Loaders(2)
+    for step in range(1, 4):
+        for rank in range(2):
+            assert judge.feed(rank, batch(step, [step], weights=rank if step > 1 else 1)) == []
+    assert [judge.feed(rank, epoch(shuffled(rank))) for rank in range(2)] == [[], []]
+    trained = Batches(2)  # alike, but each by itself
+    for step in range(1, 9):
+        for rank in range(2):
+            rows = range(8 * step, 8 * step + 8)
+            assert trained.feed(rank, batch(step, rows, exchanged=False)) == []
+    assert trained.close() == []
+
+
 def test_the_same_indices_of_other_data_are_no_overlap() -> None:
     ranks = [epoch(shuffled(rank)) for rank in range(2)]
     ranks[1]["probes"] = [[index, index * 7 + 1] for index in range(64)]
