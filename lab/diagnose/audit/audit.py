@@ -87,5 +87,5 @@ class Audit:
 
 
 def _identity(finding: Finding) -> object:
-    """Two findings of the same are one, at whatever step."""
-    return finding.kind, finding.ranks, finding.file, finding.line
+    """Two findings of the same are one, at whatever step; a warning may become an error."""
+    return finding.kind, finding.severity, finding.ranks, finding.file, finding.line

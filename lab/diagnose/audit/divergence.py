@@ -87,6 +87,8 @@ class Divergence:
         self._unequal: set[int] = set()
         """Those whose gradients differed at the last step."""
         self._said: set[int] = set()
+        self._rounded: dict[int, int] = {}
+        """Those said to differ by no more than rounding: the step since which they do."""
         self._records: Mapping[int, Record] = {}
 
     def compare(self, count: int, records: Mapping[int, Record]) -> list[Finding]:
@@ -134,6 +136,7 @@ class Divergence:
         if unreduced and (count >= PATIENCE or self._should_be_reduced(unreduced)):
             return self._say_unreduced(unreduced)
         late = weights - self._apart - self._unreduced.keys()
+        late = self._beyond_rounding(late & self._rounded.keys()) or late - self._rounded.keys()
         return self._say_differing(late, before) if late and self._reduces else []
 
     def _should_be_reduced(self, places: Collection[int]) -> bool:
@@ -187,6 +190,12 @@ class Divergence:
     def _norms(self, place: int) -> dict[int, float]:
         return {r: unpacked("f", x["parameter_norms"])[place] for r, x in self._records.items()}
 
+    def _beyond_rounding(self, places: Collection[int]) -> set[int]:
+        """Those of them whose norms differ by more."""
+        each = [unpacked("f", record["parameter_norms"]) for record in self._records.values()]
+        norms = list(zip(*each, strict=True))
+        return {p for p in places if max(norms[p]) - min(norms[p]) > ROUNDING * max(norms[p])}
+
     def _guilty(self, places: Collection[int], what: str) -> tuple[int, ...]:
         values = {rank: unpacked("I", record[what]) for rank, record in self._records.items()}
         return minority({rank: tuple(v[p] for p in places) for rank, v in values.items()})
@@ -224,19 +233,24 @@ class Divergence:
         ]
 
     def _say_differing(self, places: set[int], before: int) -> list[Finding]:
-        self._said |= places
+        before = min(
+            (self._rounded[place] for place in places & self._rounded.keys()), default=before
+        )
         ranks = self._guilty(places, "parameters")
         first = min(places)
         norms = self._norms(first)
         others = "differ" if len(ranks) == len(self._records) else "differ from the others'"
         severity: Severity = "error"
         evidence = [_by_rank(f"the norm of {self._layout.names[first]}", norms)]
-        if all(_is_rounding(self._norms(place).values()) for place in places):
+        if not self._beyond_rounding(places):
             severity = "warning"
+            self._rounded |= dict.fromkeys(places, before)  # it may grow: see again
             evidence.append(
                 "the difference is no larger than rounding: the nodes may have other processors, "
                 "or other versions of torch"
             )
+        else:
+            self._said |= places
         evidence.append("up to then weights and averaged gradients were equal")
         return [
             Finding(
@@ -319,7 +333,3 @@ def _by_rank(what: str, values: Mapping[int, float]) -> str:
         ranks.setdefault(f"{value:.6g}", []).append(rank)
     shown = [f"{value} on {ranks_in_words(each)}" for value, each in list(ranks.items())[:8]]
     return f"{what}: {', '.join(shown)}"
-
-
-def _is_rounding(norms: Collection[float]) -> bool:
-    return max(norms) - min(norms) <= ROUNDING * max(norms)

@@ -105,6 +105,16 @@ def test_a_difference_of_rounding_is_a_warning() -> None:
     assert (finding.kind, finding.severity) == ("parameters-differ", "warning")
 
 
+def test_a_difference_that_outgrows_rounding_is_an_error() -> None:
+    steps = [(_same(1, 2), _same(3, 4))]
+    for apart in (2, 2, 4, 2_000, 3_000):
+        steps.append(({r: (20_000_000 + apart * (r == 2), 2) for r in range(3)}, _same(3, 4)))
+    first, second = _judge(steps, exchanged={"after": 1})
+    assert (first.severity, second.severity) == ("warning", "error")
+    assert (first.ranks, second.ranks) == ((2,), (2,))
+    assert first.step == second.step == 1
+
+
 def test_learning_rates_that_are_tried_out_are_no_fault() -> None:
     assert _judge([(_same(1, 2), _same(3, 4)), (_own(5), _own(30)), (_own(60), _own(90))]) == []
 
