@@ -19,7 +19,8 @@ class Buffers:
         self._world_size = world_size
         self._weights: dict[int, set[object]] = {}
         self._begin: dict[int, Record] = {}
-        self._evaluations: dict[int, dict[int, Record]] = {}
+        self._evaluations: dict[object, dict[int, Record]] = {}
+        """By step and line: ranks may evaluate alone in between."""
         self._end: dict[int, Record] = {}
         self._parts: set[int] = set()
 
@@ -37,10 +38,11 @@ class Buffers:
         elif record["when"] == "end":
             self._end[rank] = record
         else:
-            ranks = self._evaluations.setdefault(record["evaluation"], {})
-            ranks[rank] = record
+            place = record["step"], record["file"], record["line"]
+            ranks = self._evaluations.setdefault(place, {})
+            ranks.setdefault(rank, record)
             if len(ranks) == self._world_size:
-                return self._compare(self._evaluations.pop(record["evaluation"]))
+                return self._compare(self._evaluations.pop(place))
         return []
 
     def close(self) -> list[Finding]:
