@@ -32,6 +32,8 @@ class NotFinite:
             return []
         if record["bad_loss"] is not None:
             self._losses[rank] = record["bad_loss"]
+        else:
+            self._losses.pop(rank, None)  # it did no harm
         optimizer, count = record["optimizer"], record["count"]
         steps = self._bad.setdefault(optimizer, {})
         ranks = steps.setdefault(count, {})

@@ -1,6 +1,6 @@
 """Whether what backward starts from is a number."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,16 @@ class Losses:
                 self._first = {"backward": number, "at": max(1, step - missed), **site}
             self._waiting.clear()
         return self._first
+
+    def forget(self, step: int, are_finite: Callable[[], bool]) -> None:
+        """Take back what did no harm: a step that a scaler of gradients left out, say.
+
+        Args:
+            step: the optimizer's that is about to be taken.
+            are_finite: whether all weights are, before it.
+        """
+        if self._first is not None and self._first["at"] < step and are_finite():
+            self._first = None
 
     def _on_backward(self, tensors: Any) -> None:
         self._backwards += 1

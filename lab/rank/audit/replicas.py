@@ -3,6 +3,7 @@
 By these the judges tell whether the ranks train one model: see `lab.diagnose.audit.replicas`.
 """
 
+import math
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +96,7 @@ class Replicas:
     def _note(self, layout: Layout, count: int, parameters: list[Tensor]) -> None:
         gradients = [parameter.grad for parameter in parameters]
         with torch.no_grad():
+            self._losses.forget(count, self._are_finite)
             self._recorder.record(
                 "replica",
                 optimizer=layout.number,
@@ -148,6 +150,10 @@ class Replicas:
             for optimizer, layout in list(self._layouts.items())
             for parameter, managed in zip(_parameters(optimizer), layout.managed, strict=False)
         ]
+
+    def _are_finite(self) -> bool:
+        """Whether all optimizers' parameters are."""
+        return all(map(math.isfinite, norms([one for one, _ in self._parameters_known()])))
 
     def _watch_no_sync(self, wrapper: type[nn.Module]) -> None:
         """Note where the script leaves the synchronisation of gradients out."""

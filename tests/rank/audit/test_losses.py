@@ -1,8 +1,13 @@
 """The loss in what backward starts from."""
 
+import os
+
 import torch
 
-from lab.rank.audit.losses import loss_in
+from lab.rank.audit.hooks import Hooks
+from lab.rank.audit.losses import Losses, loss_in
+from lab.rank.audit.recorder import Recorder
+from lab.rank.events import Events
 
 
 def test_it_stays_what_it_was_when_the_script_reduces_the_tensor_in_place() -> None:
@@ -23,3 +28,17 @@ def test_an_iterator_is_left_to_backward() -> None:
     tensors = iter([torch.tensor(1.0)])
     assert loss_in(tensors) is None
     assert len(list(tensors)) == 1
+
+
+def test_a_bad_loss_that_did_no_harm_is_forgotten() -> None:
+    writing = os.open(os.devnull, os.O_WRONLY)
+    hooks = Hooks(Recorder(Events(writing)))
+    losses = Losses(hooks)
+    numbers = []
+    for step, loss in enumerate((1.0, float("inf"), 1.0, float("nan"), 1.0), start=1):
+        hooks.tell(hooks.before_backward, torch.tensor(loss))
+        losses.forget(step, lambda: step < 5)  # noqa: B023 - it is called at once
+        first = losses.first_bad(step)
+        numbers.append(None if first is None else first["backward"])
+    os.close(writing)
+    assert numbers == [None, 2, None, 4, 4]
