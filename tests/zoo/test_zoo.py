@@ -44,6 +44,7 @@ def check(zoo: Zoo, case: Case) -> None:
     assert Score(case, fault, healthy).faults == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", cases("local"))
 def test_a_fault_is_named_and_its_twin_is_not(local: Zoo, case: Case) -> None:
     check(local, case)
