@@ -1,19 +1,14 @@
 """Whether the ranks train on different samples, by what their models were given."""
 
-import base64
 import itertools
-import struct
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
 
+from lab.diagnose.audit.columns import Column, Columns
+from lab.diagnose.audit.layouts import Record, unpacked
 from lab.diagnose.audit.together import Together
 from lab.diagnose.finding import Finding
 from lab.diagnose.words import ranks_in_words
 
-Record = Mapping[str, Any]
-Column = dict[int, Record]
-"""The records of one microbatch, by rank."""
 ENOUGH = 3
 """So many batches that are the same are no chance; fewer, where a run has no more."""
 OVERLAP = 0.5
@@ -30,9 +25,8 @@ class Batches:
     checks = frozenset({"batches"})
 
     def __init__(self, world_size: int) -> None:
-        self._world_size = world_size
         self._together = Together(world_size)
-        self._columns: dict[tuple[int, int], Column] = {}
+        self._columns: Columns[tuple[int, int]] = Columns(world_size)
         self._same: Counter[tuple[int, ...]] = Counter()
         self._before: dict[tuple[int, ...], tuple[int, ...]] = {}
         """By ranks: the last batch that they shared."""
@@ -48,11 +42,10 @@ class Batches:
         """See `Judge`."""
         self._together.feed(rank, record)
         place = record["step"], record["microbatch"]
-        column = self._columns.setdefault(place, {})
-        column[rank] = {**record, "rows": _numbers(record["rows"])}
-        if len(column) < self._world_size:
+        rows = unpacked("I", record["rows"])
+        column = self._columns.add(place, rank, {**record, "rows": rows})
+        if column is None:
             return []
-        del self._columns[place]
         found = self._judge_same(column)
         if len({one["weights"] for one in column.values()}) == 1 and not self._together.apart:
             self._take(column)
@@ -149,8 +142,3 @@ class Batches:
                 "of which each takes its own part",
             )
         ]
-
-
-def _numbers(packed: str) -> list[int]:
-    data = base64.b64decode(packed)
-    return list(struct.unpack(f"<{len(data) // 4}I", data))

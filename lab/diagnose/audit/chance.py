@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from lab.diagnose.audit.columns import Columns
+from lab.diagnose.audit.layouts import Record
 from lab.diagnose.audit.together import Together
 from lab.diagnose.finding import Finding
 from lab.diagnose.words import ranks_in_words
 
-Record = Mapping[str, Any]
 ENOUGH = 3
 """So many steps at which the states are the same are no chance; fewer, where there are no more."""
 
@@ -19,19 +20,16 @@ class Noise:
     checks = frozenset({"noise"})
 
     def __init__(self, world_size: int) -> None:
-        self._world_size = world_size
-        self._steps: dict[tuple[int, int], dict[int, Record]] = {}
+        self._steps: Columns[tuple[int, int]] = Columns(world_size)
         self._same: Counter[tuple[int, ...]] = Counter()
         self._first: dict[tuple[int, ...], Record] = {}
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
         """See `Judge`."""
         place = record["step"], record["number"]
-        step = self._steps.setdefault(place, {})
-        step[rank] = record
-        if len(step) < self._world_size:
+        step = self._steps.add(place, rank, record)
+        if step is None:
             return []
-        del self._steps[place]
         states: dict[object, list[int]] = {}
         for one in sorted(step):  # ranks with weights of their own are no replicas
             states.setdefault((step[one]["state"], step[one]["weights"]), []).append(one)

@@ -3,15 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from lab.diagnose.audit.columns import Columns
 from lab.diagnose.audit.layouts import Layouts, Record, listed
 from lab.diagnose.finding import Finding, Severity
 from lab.diagnose.words import ranks_in_words
 
 TOLERANCE = 1e-2
 """Relative: factors of clipping that differ by more are not the same."""
-
-KEPT = 64
-"""Steps that wait for ranks which have not come to them."""
 
 
 class ReducedTwice:
@@ -66,21 +64,17 @@ class LocalNorm:
     checks = frozenset({"replica"})
 
     def __init__(self, world_size: int) -> None:
-        self._world_size = world_size
-        self._steps: dict[tuple[int, int], dict[int, Mapping[str, Any]]] = {}
+        self._steps: Columns[tuple[int, int]] = Columns(world_size)
         self._found = False
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
         """See `Judge`."""
         if record["scaled"] is None or self._found:
             return []
-        ranks = self._steps.setdefault((record["optimizer"], record["count"]), {})
-        ranks[rank] = record["scaled"]
-        if len(ranks) < self._world_size:
-            if len(self._steps) > KEPT:
-                del self._steps[min(self._steps, key=lambda key: key[1])]
+        place = record["optimizer"], record["count"]
+        ranks = self._steps.add(place, rank, record["scaled"])
+        if ranks is None:
             return []
-        del self._steps[record["optimizer"], record["count"]]
         factors = {rank: scaled["by"] for rank, scaled in sorted(ranks.items())}
         if max(factors.values()) - min(factors.values()) <= TOLERANCE * max(factors.values()):
             return []

@@ -3,17 +3,15 @@
 import base64
 import itertools
 import zlib
-from collections.abc import Mapping
 from math import comb
 from typing import Any
 
+from lab.diagnose.audit.columns import Column, Columns
+from lab.diagnose.audit.layouts import Record
 from lab.diagnose.audit.together import Together
 from lab.diagnose.finding import AuditKind, Finding
 from lab.diagnose.words import ranks_in_words
 
-Record = Mapping[str, Any]
-Epoch = dict[int, Record]
-"""By rank."""
 AGREE = 0.8
 """Of the samples that two ranks both noted: how many have equal contents in one dataset."""
 SHUFFLED = 0.25
@@ -28,7 +26,7 @@ class Loaders:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._together = Together(world_size)
-        self._epochs: dict[tuple[object, int], Epoch] = {}
+        self._epochs: Columns[tuple[object, int]] = Columns(world_size)
         self._orders: dict[tuple[object, int], Record] = {}  # by line and rank: the epoch before
         self._repeated: dict[object, set[int]] = {}
         self._covered: dict[object, tuple[int, int]] = {}  # by line: samples, epochs
@@ -42,10 +40,8 @@ class Loaders:
         line = record["file"], record["line"]
         self._probes.setdefault(rank, {}).update((i, digest) for i, digest in record["probes"])
         found = self._judge_order(line, rank, record)
-        epoch = self._epochs.setdefault((line, record["epoch"]), {})
-        epoch[rank] = record
-        if len(epoch) == self._world_size:
-            del self._epochs[line, record["epoch"]]
+        epoch = self._epochs.add((line, record["epoch"]), rank, record)
+        if epoch is not None:
             found += self._judge_shares(line, epoch)
         return found
 
@@ -83,7 +79,7 @@ class Loaders:
             )
         ]
 
-    def _judge_shares(self, line: object, epoch: Epoch) -> list[Finding]:
+    def _judge_shares(self, line: object, epoch: Column) -> list[Finding]:
         records = list(epoch.values())
         one = records[0]
         alike = {(record["dataset"], record["size"]) for record in records}
@@ -103,7 +99,7 @@ class Loaders:
             found += self._judge_missing(one, records, drawn, epochs + 1)
         return found
 
-    def _judge_overlap(self, epoch: Epoch) -> list[Finding]:
+    def _judge_overlap(self, epoch: Column) -> list[Finding]:
         # Without the last batches: whoever fills these up takes samples that others have.
         parts = {rank: _set(record, "body") for rank, record in epoch.items()}
         if not any(parts.values()):

@@ -3,13 +3,12 @@
 from collections import Counter
 from collections.abc import Mapping
 from statistics import median
-from typing import Any
 
+from lab.diagnose.audit.columns import Column, Columns
+from lab.diagnose.audit.layouts import Record
 from lab.diagnose.finding import Finding, Innocent
 from lab.diagnose.words import place_in_words, ranks_in_words
 
-Record = Mapping[str, Any]
-Window = dict[int, Record]
 SLOWER = 0.5
 """Of the others' own time in a step: what a straggler takes more."""
 LEAST = 5e-3
@@ -40,25 +39,22 @@ class Pace:
     checks = frozenset({"pace"})
 
     def __init__(self, world_size: int) -> None:
-        self._world_size = world_size
-        self._windows: dict[int, Window] = {}
+        self._windows: Columns[int] = Columns(world_size)
         self._slow: Counter[int] = Counter()  # by rank: windows in a row
         self._bound = 0
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
         """See `Judge`."""
-        window = self._windows.setdefault(record["window"], {})
-        window[rank] = record
-        if len(window) < self._world_size or self._world_size < 2:
+        window = self._windows.add(record["window"], rank, record)
+        if window is None or len(window) < 2:
             return []
-        del self._windows[record["window"]]
         return self._judge_straggler(window) or self._judge_waiting(window)
 
     def close(self) -> list[Finding]:
         """Nothing is left to be said of steps that some ranks never took."""
         return []
 
-    def _judge_straggler(self, window: Window) -> list[Finding]:
+    def _judge_straggler(self, window: Column) -> list[Finding]:
         own = {rank: median(record["own"]) for rank, record in window.items()}
         waiting = {rank: median(record["waiting"]) for rank, record in window.items()}
         slow = max(own, key=lambda rank: own[rank])
@@ -76,7 +72,7 @@ class Pace:
         return [self._say_straggler(slow, others, own[slow], usual, window)]
 
     def _say_straggler(
-        self, slow: int, others: list[int], own: float, usual: float, window: Window
+        self, slow: int, others: list[int], own: float, usual: float, window: Column
     ) -> Finding:
         record = window[slow]
         phases: Mapping[str, float] = record["phases"]
@@ -110,7 +106,7 @@ class Pace:
             cure="give each rank as much work; where the work is equal, look at its node",
         )
 
-    def _judge_waiting(self, window: Window) -> list[Finding]:
+    def _judge_waiting(self, window: Column) -> list[Finding]:
         shares = {}
         for rank, record in window.items():
             waiting = median(record["waiting"])
