@@ -7,7 +7,7 @@ whose tensor is too small for what another rank sends, before the rank could say
 import re
 from typing import Any
 
-from lab.rank.frames import is_labs, is_users, shown
+from lab.rank.frames import is_labs, told
 
 BEGIN = b"Fatal Python error: "
 """How the text begins."""
@@ -28,13 +28,8 @@ def stacks(text: str, start_folder: str) -> list[dict[str, Any]]:
         if thread:
             found.append({"name": f"thread {thread[1]}", "main": False, "frames": []})
         elif frame and found and not is_labs(frame["file"]):
-            told = {
-                "file": shown(frame["file"], start_folder),
-                "line": int(frame["line"]),
-                "function": frame["function"],
-                "user": is_users(frame["file"]),
-            }
-            found[-1]["frames"].append(told)
+            one = told(frame["file"], int(frame["line"]), frame["function"], start_folder)
+            found[-1]["frames"].append(one)
     if found:
         found[-1].update(name="MainThread", main=True)
     return [thread for thread in reversed(found) if thread["frames"]]

@@ -190,10 +190,10 @@ class Probing:
         """Have py-spy read them, where they are asked for and there are any."""
         question.why_silent = why
         question.received.clear()
-        argv = stacks.command(question.pid)
         if one.what != "state" or question.process["state"] in (GONE, "Z", "X", "x"):
             self._answer(one, question, error=why)
             return
+        argv = stacks.command(question.pid)
         if argv is None:
             self._answer(one, question, error=f"{why}; {stacks.MISSING}")
             return

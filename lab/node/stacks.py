@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lab.rank.frames import RANK, is_labs, is_users, shown
+from lab.rank.frames import RANK, is_labs, told
 
 NAME = "py-spy"
 _BEGIN = re.compile(rb"^\[(?=\s*$|\{|\])", re.MULTILINE)
@@ -45,12 +45,7 @@ def parsed(output: bytes, start_folder: str) -> list[dict[str, Any]]:
     for thread in json.loads(output[begin.start() :]):
         main = thread["thread_name"] == "MainThread"  # the system's ids are now and then wrong
         frames = [
-            {
-                "file": shown(frame["filename"], start_folder),
-                "line": frame["line"],
-                "function": frame["name"],
-                "user": is_users(frame["filename"]),
-            }
+            told(frame["filename"], frame["line"], frame["name"], start_folder)
             for frame in thread["frames"]
             if not is_labs(frame["filename"])
         ]

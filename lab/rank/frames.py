@@ -4,7 +4,9 @@ Also for stacks that an agent reads from outside, of a rank that cannot answer.
 """
 
 import os
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 STANDARD_LIBRARY = str(Path(os.__file__).parent)
 _LAB = Path(__file__).parents[1]
@@ -21,6 +23,7 @@ def is_labs(file: str) -> bool:
     return file.startswith((RANK, NODE, "<frozen runpy>"))
 
 
+@cache  # asked for each frame of each stack, of few files
 def is_users(file: str) -> bool:
     """Whether a frame is the user's own code rather than a library's."""
     return not is_installed(file) and not file.startswith(LIBRARIES)
@@ -34,3 +37,9 @@ def is_installed(file: str) -> bool:
 def shown(file: str, start: str) -> str:
     """The file without the folder that the rank was started in, if it is below it."""
     return file.removeprefix(os.path.join(start, ""))  # noqa: PTH118 - with the slash at its end
+
+
+def told(file: str, line: int | None, function: str, start: str) -> dict[str, Any]:
+    """A frame as stacks have it; `start`: the folder that the rank was started in (see `shown`)."""
+    user = is_users(file)
+    return {"file": shown(file, start), "line": line, "function": function, "user": user}

@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from .arguments import arguments
-from .frames import RANK, is_labs, is_users, shown
+from .frames import RANK, is_labs, told
 from .groups import history, in_flight, sequence_numbers
 from .unused import unused
 
@@ -108,17 +108,12 @@ def _told(frames: Iterable[tuple[FrameType, int]], start_folder: str) -> list[To
     for frame, line in frames:
         file = frame.f_code.co_filename
         if not is_labs(file) and len(found) < DEPTH:
-            told = {
-                "file": shown(file, start_folder),
-                "line": line,
-                "function": frame.f_code.co_qualname,
-                "user": is_users(file),
-            }
-            if told["user"] and not has_code:
+            one = told(file, line, frame.f_code.co_qualname, start_folder)
+            if one["user"] and not has_code:
                 has_code = True
-                told["code"] = linecache.getline(file, line).strip()[:CODE]
+                one["code"] = linecache.getline(file, line).strip()[:CODE]
             called_with = arguments(frame)
-            found.append(told if called_with is None else {**told, "arguments": called_with})
+            found.append(one if called_with is None else {**one, "arguments": called_with})
     return found
 
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from ..frames import PARALLEL
 from .hooks import Hooks
-from .recorder import PARALLEL
 from .tensors import local, norms
 
 COLLECTIVES = (

@@ -18,12 +18,11 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.optim import Optimizer
 
-from ..frames import RANK
+from ..frames import RANK, is_users
 from .collectives import SAME
 from .forwards import Forwards, is_training, samples_of
 from .hooks import Hooks
 from .loaders import Loaders
-from .recorder import is_script
 
 C10D = str(Path(distributed_c10d.__file__).with_name("c10d_logger.py"))
 """What torch puts around each collective."""
@@ -183,7 +182,7 @@ def _is_called_by_script() -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((RANK, C10D)):
         frame = frame.f_back
-    return frame is not None and is_script(frame.f_code.co_filename)
+    return frame is not None and is_users(frame.f_code.co_filename)
 
 
 def _on_gpu(optimizer: Optimizer) -> bool:

@@ -22,8 +22,6 @@ PAUSE = 0.1
 LONGEST = 500_000
 """Bytes of one record; what is longer would not be read."""
 START_FOLDER = os.getcwd()  # noqa: PTH109 - as `shown` takes it
-PARALLEL = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "parallel", "")  # noqa: PTH118, PTH120 - a prefix of strings
-"""Lab's own wrappers: a script's line is the one that calls them."""
 
 
 class Recorder:
@@ -78,7 +76,7 @@ class Recorder:
         frame = frame or sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
-            if is_script(file) and not (beyond is not None and beyond(frame)):
+            if is_users(file) and not (beyond is not None and beyond(frame)):
                 function = frame.f_code.co_name
                 return {
                     "file": shown(file, START_FOLDER),
@@ -125,17 +123,6 @@ class Recorder:
 
     def _leave(self) -> None:
         self._on = False
-
-
-_users: dict[str, bool] = {}
-
-
-def is_script(file: str) -> bool:
-    """Whether a file is the user's, and none of lab's wrappers."""
-    known = _users.get(file)
-    if known is None:
-        known = _users[file] = is_users(file) and not file.startswith(PARALLEL)
-    return known
 
 
 class Sampling:
