@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Literal, Protocol
 
 StreamName = Literal["out", "err"]
+NOT_FOUND = 127
+"""What a shell ends with where there is no such command."""
 Progress = Callable[[str], None]
 """Told one short line whenever a long step begins (`building the node image`)."""
 

@@ -8,6 +8,8 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 
+OLDEST_PYTHON = (3, 11)
+"""Which lab runs on; only what looks a host over takes less."""
 BOOTSTRAP = """\
 import sys
 sys.path[:] = [folder for folder in sys.path if folder]

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lab.channel import Channel
+from lab.channel import NOT_FOUND, Channel
 from lab.deploy.layout import Layout
-from lab.deploy.program import program, start_line
+from lab.deploy.program import OLDEST_PYTHON, program, start_line
 from lab.deploy.tree import Tree, in_words
 from lab.errors import LabError
 from lab.topology import Node
@@ -17,9 +17,6 @@ Start = Callable[[Node, list[str]], Channel]
 Say = Callable[[str, int, int], None]
 """Told what is done on a host just now, and how many bytes of how many have been sent for it."""
 
-OLDEST_PYTHON = (3, 11)
-NOT_FOUND = 127
-"""What a shell ends with where there is no such command."""
 CHUNK = 1 << 18
 SILENCE = 60
 """Seconds without a word after which a host takes us for gone while it waits for our decision."""

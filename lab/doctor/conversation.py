@@ -5,13 +5,13 @@ import json
 import queue
 import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from lab.channel import Channel
-from lab.deploy.program import program
+from lab.channel import NOT_FOUND, Channel
+from lab.deploy.program import OLDEST_PYTHON, program
 from lab.errors import LabError
 from lab.node.doctor import Hello
+from lab.threads import side_by_side
 from lab.topology import Node
 from lab.transport.base import Transport
 from lab.transport.facts import messages, pythons
@@ -24,9 +24,6 @@ MODULES = [
     )
 ]
 """The program, each part after those that it imports."""
-OLDEST_PYTHON = (3, 11)
-NOT_FOUND = 127
-"""What a shell ends with where there is no such command."""
 GONE = "gone"
 """Type of the message that a node says nothing more; `problem` says why."""
 PARALLEL = 64
@@ -77,6 +74,7 @@ class NodeChannels:
                 if spoke or channel.wait(timeout=10) != NOT_FOUND:
                     problem = last_words(said) or problem
                     break
+                channel.close()
         except (LabError, OSError, TimeoutError, ValueError) as error:
             problem = str(error)
         self._heard.put({"type": GONE, "node": rank, "problem": problem})
@@ -94,8 +92,7 @@ class NodeChannels:
 
     def close(self) -> None:
         """See `Conversation`."""
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            list(pool.map(close, list(self._channels.values())))
+        side_by_side(close, list(self._channels.values()), PARALLEL)
 
 
 def first_lines(hello: Mapping[str, Any]) -> bytes:

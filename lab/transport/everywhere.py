@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lab.channel import Channel
+from lab.channel import NOT_FOUND, Channel
 from lab.errors import EXIT_FAILURE, LabError
 from lab.threads import side_by_side
 from lab.topology import Node
 from lab.transport.base import Transport
 
-NOT_FOUND = 127
-"""What a shell ends with where there is no such command."""
 PARALLEL = 64
 """Nodes that are asked at the same time."""
 

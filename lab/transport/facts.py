@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from lab.channel import Channel
+from lab.channel import NOT_FOUND, Channel
 from lab.deploy.layout import Layout
 from lab.deploy.program import program, start_line
-from lab.deploy.visit import NOT_FOUND
 from lab.errors import LabError
 from lab.node.facts import CLOCK
 from lab.threads import side_by_side

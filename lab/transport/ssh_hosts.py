@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, TypeVar
 
+from lab.channel import NOT_FOUND
 from lab.deploy.layout import Layout, Release
-from lab.deploy.program import program, start_line
+from lab.deploy.program import OLDEST_PYTHON, program, start_line
 from lab.errors import LabError
 from lab.threads import side_by_side
 from lab.topology import Node, Topology
@@ -20,9 +21,6 @@ from lab.transport.ssh_settings import SshSettings
 
 PARALLEL = 32
 """Hosts that are talked to at the same time."""
-OLDEST_PYTHON = (3, 11)
-NOT_FOUND = 127
-"""What a shell ends with where there is no such command."""
 
 T = TypeVar("T")
 

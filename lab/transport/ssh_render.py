@@ -8,9 +8,9 @@ from typing import Any
 from lab.deploy.layout import Release
 from lab.deploy.packages import OWN_PACKAGES
 from lab.deploy.plan import Plan
-from lab.deploy.program import BOOTSTRAP, program, start_line
+from lab.deploy.program import BOOTSTRAP, OLDEST_PYTHON, program, start_line
 from lab.deploy.tree import in_words, shown
-from lab.deploy.visit import MODULES, OLDEST_PYTHON, hello, stage
+from lab.deploy.visit import MODULES, hello, stage
 from lab.transport.ssh_bundle import bundle
 from lab.transport.ssh_channel import remote_command
 

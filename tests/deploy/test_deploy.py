@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from lab.deploy.layout import Layout
-from lab.deploy.program import program
-from lab.deploy.visit import MODULES, OLDEST_PYTHON, Visit, hello
+from lab.deploy.program import OLDEST_PYTHON, program
+from lab.deploy.visit import MODULES, Visit, hello
 from lab.errors import LabError
 from lab.topology import Node
 from lab.transport.local import LocalChannel

@@ -8,10 +8,10 @@ import pytest
 
 from lab.deploy.layout import Layout
 from lab.deploy.plan import Plan
-from lab.deploy.program import BOOTSTRAP, program
+from lab.deploy.program import BOOTSTRAP, OLDEST_PYTHON, program
 from lab.deploy.requirements import Requirements
 from lab.deploy.tree import in_words, read_tree
-from lab.deploy.visit import MODULES, OLDEST_PYTHON
+from lab.deploy.visit import MODULES
 from lab.topology import Topology
 from lab.transport.ssh_bundle import bundle
 from lab.transport.ssh_render import render_ssh
