@@ -3,10 +3,10 @@
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from signal import Signals
 from typing import Any, Literal
 
 from lab.diagnose.finding import Finding
+from lab.diagnose.words import signal_in_words
 from lab.node.protocol import Message
 from lab.node.victims import consequence
 from lab.node.words import shortened
@@ -133,10 +133,7 @@ class Verdict:
 
 def signal_name(number: int) -> str:
     """Its name, and what it usually means."""
-    try:
-        name = Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    name = signal_in_words(number)
     meanings = {
         "SIGKILL": "killed, perhaps out of memory",
         "SIGSEGV": "invalid memory access",
