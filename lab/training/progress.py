@@ -89,8 +89,8 @@ class Step(NamedTuple):
     """One step of one rank."""
 
     values: Tensor
-    """[3] float64 on the rank's device, since to read it is to wait for a GPU: the sum of the loss
-    over the items, how many they are, and a norm of the rank's own gradient."""
+    """[4] float64 on the rank's device, since to read it is to wait for a GPU: the sum of the loss
+    over the items, how many they are, a norm of the rank's own gradient, its largest weight."""
     position: Position
     """Where in the data it began."""
 
@@ -112,19 +112,16 @@ class Fault(NamedTuple):
         return f"the {self.what} at step {self.step} on rank {self.rank} is not finite"
 
     @staticmethod
-    def look(losses: Sequence[float], norms: Sequence[float], step: int) -> tuple[float, float]:
-        """The first steps whose loss and whose gradient are not finite; infinity: none.
+    def look(step: int, *columns: Sequence[float]) -> list[float]:
+        """The first step at which each was not finite; infinity: none.
 
         Args:
-            losses: of some steps.
-            norms: of their gradients.
             step: the number of the last of them.
+            columns: their losses, the norms of their gradients, their largest weights.
         """
-        first = step - len(losses) + 1
-        bad = [
-            [n for n, x in enumerate(row, first) if not math.isfinite(x)] for row in (losses, norms)
-        ]
-        return bad[0][0] if bad[0] else math.inf, bad[1][0] if bad[1] else math.inf
+        first = step - len(columns[0]) + 1
+        bad = ((n for n, x in enumerate(row, first) if not math.isfinite(x)) for row in columns)
+        return [next(steps, math.inf) for steps in bad]
 
     @classmethod
     def first(cls, steps: Sequence[Sequence[float]]) -> "Fault | None":

@@ -7,7 +7,6 @@ Beside it are only what one can leave for later: `order.py` says which samples a
 `wrapping.py` what DDP, FSDP and ZeRO make of the model, `reporting.py` prints.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -112,6 +111,7 @@ class Trainer:
         self.window: list[Step] = []  # since the ranks exchanged losses
         self.rollbacks, self.total = 0, Sums()  # of all lines of the table
         self.what = f"{name}: {len(data)} samples to train on"
+        # A scheduler warns one rank or all, at any time: they stop at the same step.
         self.stop = Stop(most=CHECK_EVERY, heed_warnings=options.save_every > 0)
 
     def train(self) -> None:
@@ -139,6 +139,8 @@ class Trainer:
                     self.measuring.step()
                     reporter.step(progress.step)
 
+                    # To read a loss is to wait for the GPU, to add the ranks' up is to wait for
+                    # them: that is only done where someone wants to know, and before each save.
                     last = progress.step == self.steps
                     report = last or self.is_due(options.report_every)
                     save = options.save_every > 0 and (last or self.is_due(options.save_every))
@@ -158,7 +160,12 @@ class Trainer:
                 reporter.end(progress.step, self.total, self.measuring.results(self.total))
 
     def train_step(self, batches: Iterator[Any]) -> Tensor:
-        """Forward and backward of each microbatch, then the optimiser. Gives `Step.values`."""
+        """Forward and backward of each microbatch, then the optimiser.
+
+        Returns:
+            [4] float64, not waited for: this rank's loss, summed over its items; how many they are;
+            two numbers that are not finite if its own gradient or its new weights are not.
+        """
         self.model.train()
         factor = schedule_factor(self.options, self.progress.step, self.steps)
         for group, lr in zip(self.optimizer.param_groups, self.lrs, strict=True):
@@ -187,8 +194,8 @@ class Trainer:
         if self.options.clip is not None:
             self.wrapped.clip_(self.options.clip)
         self.optimizer.step()
-        values = loss_sum, items.to(device), self.wrapped.own_gradient.take()
-        return torch.stack([value.double() for value in values])
+        norms = self.wrapped.own_gradient.take(), self.wrapped.largest_weight()
+        return torch.stack([v.to(device, torch.float64) for v in (loss_sum, items, *norms)])
 
     def batches(self) -> Iterator[Any]:
         """This rank's microbatches from where the training is, without end."""
@@ -214,11 +221,10 @@ class Trainer:
         """
         rows = torch.stack([step.values for step in self.window]).tolist()
         seconds = time.perf_counter() - self.started  # a GPU has only now done what it was told
-        losses, items, norms = zip(*rows, strict=True)
-        found = Fault.look(losses, norms, self.progress.step)
-        update = math.inf if self.wrapped.weights_are_finite() else self.progress.step
+        losses, items, gradients, weights = zip(*rows, strict=True)
+        found = Fault.look(self.progress.step, losses, gradients, weights)
         mine = sum(losses), sum(items), self.stop.requested, seconds
-        everybodys = self.world.gather(*found, update, *mine)
+        everybodys = self.world.gather(*found, *mine)
         if (fault := Fault.first([row[:3] for row in everybodys])) is not None:
             return fault
         *_, losses, items, stops, times = zip(*everybodys, strict=True)

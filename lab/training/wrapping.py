@@ -161,12 +161,12 @@ class Wrapped:
         return total
 
     @torch.no_grad()
-    def weights_are_finite(self) -> bool:
-        """Whether this rank's part of them is."""
+    def largest_weight(self) -> Tensor:
+        """Of this rank's part, without a sign, a scalar: finite, unless a weight is not."""
         parts: list[Any] = [parameter.detach() for parameter in self.model.parameters()]
         parts = [part.to_local() if hasattr(part, "to_local") else part for part in parts]
         largest = [torch.linalg.vector_norm(p, math.inf).float() for p in parts if p.numel()]
-        return not largest or bool(torch.stack(largest).isfinite().all())
+        return torch.stack(largest).amax() if largest else torch.zeros(())  # NaN is above all
 
     @torch.no_grad()
     def align_buffers(self) -> None:

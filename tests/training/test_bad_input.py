@@ -4,18 +4,22 @@ import json
 import math
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
 
 from lab.errors import UsageError
+from lab.training.classification import classification_loss
 from lab.training.mlp import main
 from lab.training.options import Options, microbatches
+from lab.training.order import Order, Position
 from tests.ranks import RankPool
-from tests.training.training_jobs import WRAPPERS, Job, dataset, train
+from tests.training.training_jobs import SAMPLES, WRAPPERS, Job, dataset, train
 
 
 def test_a_global_batch_that_does_not_divide_says_which_would() -> None:
@@ -168,10 +172,38 @@ class Spoils(torch.optim.SGD):
 
 
 def test_an_update_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
-    options = {"steps": 6, "save_every": 3, "report_every": 0}
+    """And it is named, not the loss that it makes of the next step, before the ranks look."""
+    options = {"steps": 6, "save_every": 6, "report_every": 0}
     result = train(tmp_path, options, Job(trainer={"optimizer": Spoils}))
     assert result.error.startswith("LabError: the update at step 3 on rank 0 is not finite")
     assert not list((tmp_path / "checkpoints").glob("step*"))
+
+
+@pytest.mark.parametrize("impl", ["ours", "torch"])
+def test_a_gradient_that_overflows_where_no_rank_sees_its_own_is_left_out_with_its_step(
+    ranks: RankPool, tmp_path: Path, impl: str
+) -> None:
+    """What flows back to a sharded layer is finite: its product with these inputs is not."""
+    far = torch.zeros(SAMPLES, 1)
+    far[17] = 3e38
+    inputs, targets = dataset().tensors
+    data = TensorDataset(torch.cat([inputs, far], dim=1), targets)
+    job = Job({"offset": True}, trainer={"loss": steep_loss})
+    options = {"parallel": "fsdp", "impl": impl, "steps": None, "epochs": 1, "batch_size": 1}
+    options |= {"save_every": 1, "on_nan": "rollback"}
+    assert [result.error for result in ranks.run(2, train, tmp_path, options, job)] == ["", ""]
+    options |= {"epochs": 2, "resume": True}
+    results = ranks.run(2, train, tmp_path, options, replace(job, data=data))
+    assert [result.error for result in results] == ["", ""]
+    (line,) = faults(results[0].said)
+    (step,) = bad_steps(results[0].events)
+    assert line.startswith(f"the update at step {step} on rank 0 is not finite")
+    position = Position(1, 2 * (step - SAMPLES // 2 - 1))
+    assert 17 in Order(SAMPLES, 2, Options().seed).step(position)
+
+
+def steep_loss(model: nn.Module, batch: Any) -> Tensor:
+    return 1e6 * classification_loss(model, batch)
 
 
 @pytest.mark.parametrize("bad", [9, 10, 12])

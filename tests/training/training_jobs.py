@@ -36,15 +36,33 @@ WRAPPERS = [
 """How the ranks may share the work, and whose."""
 
 
+class Offset(nn.Module):
+    """Adds its weight times what comes behind the six features, as long as that is nothing: 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(6))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs[:, :6] + self.weight * inputs[:, 6:].sum(dim=1, keepdim=True)
+
+
 class Net(nn.Sequential):
     """Two layers, with dropout if wanted; all but the last in a block if wanted."""
 
     def __init__(
-        self, dropout: float = 0.0, *, batchnorm: bool = False, block: bool = False
+        self,
+        dropout: float = 0.0,
+        *,
+        batchnorm: bool = False,
+        block: bool = False,
+        offset: bool = False,
     ) -> None:
         normal: list[nn.Module] = [nn.BatchNorm1d(16)] if batchnorm else []
         # A bias before batch normalisation has no gradient but noise, of which Adam makes steps.
         first = [nn.Linear(6, 16, bias=not batchnorm), *normal, nn.Tanh(), nn.Dropout(dropout)]
+        if offset:
+            first.insert(0, Offset())
         super().__init__(*([nn.Sequential(*first)] if block else first), nn.Linear(16, 3))
 
 
