@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping, Sequence
 
+ABORTED = 134
+"""How a rank ends that gloo ends (SIGABRT): perhaps because of what another rank has sent."""
 VICTIM_PATIENCE = 5.0
 """Seconds to wait for the cause after a failure that looks like a consequence.
 

@@ -175,7 +175,7 @@ class Attempt:
             elif (
                 stop_at is not None
                 and not self._stopped
-                and self._inquiry.before_end("failure")
+                and self._inquiry.before_end("failure", is_plain=self._failures.is_plain)
                 and now >= stop_at
             ):
                 self._stop("failure", self._failure_grace)

@@ -161,6 +161,17 @@ class Record:
         running = [known for known in self.ranks.values() if known.ended is None]
         return all(known.pulses and known.pulses[-1]["seqs"] for known in running)
 
+    def hear_out(self, evidence: Mapping[str, Any]) -> None:
+        """Add the last words of ranks that showed no stack at the time.
+
+        Who is raising, or is being aborted, may be heard of only later. What the others did stays
+        as it was then: it was that for which one has failed.
+        """
+        for rank, told in evidence["ranks"].items():
+            known = self.ranks.get(int(rank))
+            if known is not None and known.last_words is not None and not told["threads"]:
+                told.update(known.to_json(told["local_rank"]), process=told["process"])
+
     def evidence(
         self, because: str, stalled_s: float | None, failure: Mapping[str, Any] | None
     ) -> dict[str, Any]:

@@ -93,6 +93,11 @@ class Failures:
         return likely
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the first real failure tells by itself why it came."""
+        return self.first is not None and self.first.is_plain
+
+    @property
     def victims(self) -> tuple[int, ...]:
         """Ranks that failed as a consequence."""
         return self._beside_first(victims=True)

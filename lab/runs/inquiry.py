@@ -28,8 +28,8 @@ PULSE_PATIENCE = 3.0
 """Seconds for a node to tell its ranks' pulses: what is silent for longer counts as silent."""
 STATE_PATIENCE = 4.0
 """The same for all that there is to tell, stacks from outside included."""
-LAST_PATIENCE = 0.3
-"""The same when the ranks are about to be ended, for a failure or since their time is up."""
+PLAIN_PATIENCE = 0.3
+"""The same when the ranks are about to be ended for a failure that tells by itself why it came."""
 DESK_EVERY = 0.2
 """Seconds between two looks for a question of `lab why`."""
 
@@ -171,19 +171,27 @@ class Inquiry:
         elif self._watch is not None and now >= self._watch.look_at:
             self._ask("pulse", PULSE_PATIENCE)
 
-    def before_end(self, because: Because) -> bool:
-        """See what the ranks do before they are ended; whether that is known by now."""
+    def before_end(self, because: Because, *, is_plain: bool = False) -> bool:
+        """See what the ranks do before they are ended; whether that is known by now.
+
+        `is_plain`: why they are ended is known by now, and nobody needs to wait for long.
+        """
+        patience = PLAIN_PATIENCE if is_plain else STATE_PATIENCE
         if self._ends is None and self._links:
             self._ends = because
-            self._ask("state", LAST_PATIENCE, because)
+            self._ask("state", patience, because)
+        elif self._round is not None:
+            self._round.give_up_at = self._round.asked_at + patience
         return self._round is None
 
     def close(self) -> None:
         """The ranks are ended now: what they do from here on is our doing."""
-        if self._ends is not None and self._evidence is None:
+        if self._ends is not None and self._links:
             if self._round is not None:
                 self._end_round(self._round)
-            self._evidence = self._evidence or self._record.evidence(self._ends, None, None)
+            if self._evidence is None:
+                self._evidence = self._record.evidence(self._ends, None, None)
+            self._record.hear_out(self._evidence)
         self._links = ()
         self._round = None
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from lab.diagnose.finding import Finding
 from lab.diagnose.words import signal_in_words
 from lab.node.protocol import Message
-from lab.node.victims import consequence
+from lab.node.victims import ABORTED, consequence
 from lab.node.words import shortened
 
 SCHEMA = 2
@@ -72,6 +72,11 @@ class Failure:
     def looks_like_victim(self) -> bool:
         """Whether this is what happens to a rank when another one has failed."""
         return self.consequence > 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it tells by itself why it came; else it takes what other ranks do."""
+        return not self.looks_like_victim and self.exit_code != ABORTED
 
     def __str__(self) -> str:
         what = {

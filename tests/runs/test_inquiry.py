@@ -18,6 +18,12 @@ from lab.transport.base import Transport
 NODES = 2
 
 
+def thread(function: str) -> Message:
+    """A main thread that is in one function."""
+    frame = {"file": "train.py", "line": 1, "function": function, "user": True}
+    return {"name": "MainThread", "main": True, "frames": [frame]}
+
+
 class Played:
     """Agents, transport, listener and desk in one: nothing but what is asked is kept."""
 
@@ -65,12 +71,13 @@ class Played:
     def alive(self, node: Any) -> bool:
         return True
 
-    def tell(self, number: int, *nodes: int, clock: float = 0.0) -> None:
+    def tell(self, number: int, *nodes: int, clock: float = 0.0, stack: str | None = None) -> None:
         """These nodes answer one question; what their clocks say is wrong by seconds."""
         for node in nodes:
             process = {"cpu_s": 1.0, "busy": False, "state": "S"}
             told = {"type": "state", "id": number, "rank": node, "process": process}
-            told["probe"] = {"time": self.now + clock}
+            threads = [] if stack is None else [thread(stack)]
+            told["probe"] = {"time": self.now + clock, "threads": threads}
             self.inquiry.on_answer(self.links[node], told)
             over = {"type": "probed", "id": number, "port": 1, "ptrace": None}
             self.inquiry.on_answer(self.links[node], {**over, "peers": {}, "master": None})
@@ -131,3 +138,49 @@ def test_all_pulses_have_the_time_of_this_machine(monkeypatch: pytest.MonkeyPatc
     played.go_on(1)
     pulses = [one["pulses"] for one in played.told[0]["evidence"]["ranks"].values()]
     assert [[pulse["time"] for pulse in one] for one in pulses] == [[110.0, 111.0]] * 2
+
+
+def test_a_failure_that_tells_why_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    assert not played.inquiry.before_end("failure", is_plain=True)
+    played.tell(1, 0)
+    played.go_on(0.5)
+    assert played.inquiry.before_end("failure", is_plain=True)
+
+
+def test_what_tells_why_a_rank_has_failed_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    assert not played.inquiry.before_end("failure")
+    played.tell(1, 0)
+    played.go_on(2)
+    assert not played.inquiry.before_end("failure")
+    played.tell(1, 1)
+    played.go_on(0)
+    assert played.inquiry.before_end("failure")
+
+
+def test_the_cause_may_be_heard_of_while_a_victim_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    assert not played.inquiry.before_end("failure")
+    played.go_on(0.5)
+    assert not played.inquiry.before_end("failure", is_plain=True)
+    played.go_on(0)
+    assert played.inquiry.before_end("failure", is_plain=True)
+
+
+def test_last_words_that_come_late_are_evidence_where_there_was_no_stack(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = Played(monkeypatch)
+    played.inquiry.before_end("failure")
+    played.tell(1, 0, stack="in its own code")
+    played.go_on(5)
+    for rank, name in ((0, "node0"), (1, "node1")):
+        last = {"type": "state", "rank": rank, "node": name}
+        told = {"threads": [thread("as it raised")], "time": played.now}
+        played.inquiry.on_answer(played.links[rank], {**last, "probe": told})
+    played.inquiry.close()
+    played.inquiry.conclude(None)
+    seen = played.told[-1]["evidence"]["ranks"]
+    stacks = [seen[rank]["threads"][0]["frames"][0]["function"] for rank in ("0", "1")]
+    assert stacks == ["in its own code", "as it raised"]

@@ -9,7 +9,7 @@ from lab.diagnose.why.unused import UNUSED_CURE
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import who
 from lab.diagnose.words import place_in_words, ranks_in_words, signal_in_words
-from lab.node.victims import consequence
+from lab.node.victims import ABORTED, consequence
 from lab.node.words import shortened
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
@@ -24,8 +24,6 @@ NO_MESH_CURE = (
     "look at GLOO_SOCKET_IFNAME, which says whose address a rank gives (never lo), at the names of "
     "the nodes, and at firewalls between them (lab doctor)"
 )
-ABORTED = 134
-"""How a rank ends that gloo ends (SIGABRT): perhaps because of what another rank has sent."""
 
 
 def judge_failed(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
