@@ -5,6 +5,10 @@ from datetime import datetime
 from itertools import groupby
 from signal import Signals
 
+NOBODY_KNOWS = (
+    "as many ranks did the one as the other, so that nothing tells which of them is right"
+)
+
 
 def ranks_in_words(ranks: Collection[int]) -> str:
     """`rank 3`, or `ranks 0-2, 5`."""

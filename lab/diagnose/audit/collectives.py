@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from lab.diagnose.finding import Finding, Innocent
-from lab.diagnose.words import place_in_words, ranks_in_words
+from lab.diagnose.words import NOBODY_KNOWS, place_in_words, ranks_in_words
 
 PLAIN = frozenset({"all_reduce", "broadcast", "reduce"})
 """Operations that are the same to the script and to the flight recorder."""
@@ -137,31 +137,36 @@ class Collectives:
 
     @staticmethod
     def _say(number: int, column: Column, kinds: Mapping[object, list[int]]) -> Finding:
-        # Most are right; where as many are of one mind as of the other, the lowest rank is.
-        right = max(kinds.values(), key=lambda ranks: (len(ranks), -ranks[0]))
-        wrong = next(ranks for ranks in kinds.values() if ranks is not right)
-        guilty = sorted(set(column) - set(right))
+        right, wrong, *_ = sorted(kinds.values(), key=lambda ranks: (-len(ranks), ranks[0]))
+        # Most are right; where as many are of one mind as of the other, nobody knows who is.
+        is_even = len(right) == len(wrong)
+        others = sorted(set(column) - set(right))
         ours, step = column[wrong[0]]
         theirs, _ = column[right[0]]
         members = ranks_in_words(ours.ranks)
         name = "the default group" if ours.group == "0" else f"the group of {members}"
         if ours.what == theirs.what:
             summary = (
-                f"{ranks_in_words(guilty)} and {ranks_in_words(right)} take part in {theirs} "
+                f"{ranks_in_words(others)} and {ranks_in_words(right)} take part in {theirs} "
                 f"#{number} of {name} at different steps, {step} and {column[right[0]][1]}: one of "
                 "them has left out a collective, or has had one more"
             )
         else:
             summary = (
-                f"{_call(guilty)} {ours}{_at(ours)} as "
+                f"{_call(others)} {ours}{_at(ours)} as "
                 f"collective #{number} of {name}, where {_call(right)} {theirs}"
                 f"{_at(theirs)}"
             )
-        return Finding(
+        evidence = [
+            f"{ranks_in_words(ranks)}: {column[ranks[0]][0]}{_at(column[ranks[0]][0])}, "
+            f"step {column[ranks[0]][1]}"
+            for ranks in kinds.values()
+        ]
+        finding = Finding(
             kind="mismatched-collective",
             severity="error",
             summary=summary,
-            ranks=tuple(guilty),
+            ranks=tuple(others),
             step=step,
             file=ours.file,
             line=ours.line,
@@ -169,13 +174,18 @@ class Collectives:
             innocent=(
                 Innocent(tuple(right), f"call {theirs}", theirs.file, theirs.line, theirs.function),
             ),
-            evidence=tuple(
-                f"{ranks_in_words(ranks)}: {column[ranks[0]][0]}{_at(column[ranks[0]][0])}, "
-                f"step {column[ranks[0]][1]}"
-                for ranks in kinds.values()
-            ),
+            evidence=tuple(evidence),
             cure="all ranks of a group have to call the same collectives, in the same order, "
             "with tensors of the same shape and dtype",
+        )
+        if not is_even:
+            return finding
+        is_one_place = (ours.file, ours.line) == (theirs.file, theirs.line)
+        return replace(
+            finding if is_one_place else replace(finding, file=None, line=None, function=None),
+            ranks=tuple(sorted(column)),
+            innocent=(),
+            evidence=(*evidence, NOBODY_KNOWS),
         )
 
 

@@ -16,7 +16,7 @@ from lab.diagnose.why.wording import (
     short_in_words,
     who,
 )
-from lab.diagnose.words import ranks_in_words
+from lab.diagnose.words import NOBODY_KNOWS, ranks_in_words
 
 DDP_CURE = (
     "run forward and backward on every rank in every step: a rank without a useful batch adds "
@@ -103,7 +103,7 @@ def _nobody_in_particular(
         innocent=innocents(waits, ranks),
         evidence=(
             *_seen(evidence, found),
-            "as many ranks did the one as the other, so that nothing tells which of them is right",
+            NOBODY_KNOWS,
         ),
         cure=CURES["mismatched-collective"],
     )

@@ -57,6 +57,17 @@ def test_the_rank_that_calls_another_one_is_named(theirs: list[Any], word: str) 
     assert finding.innocent[0].ranks == (0, 2)
 
 
+def test_of_two_sides_of_one_size_neither_is_named_as_the_wrong_one() -> None:
+    """As where a rank is ended before it could tell what it called."""
+    judge = Collectives(3)
+    for rank, one in ((0, signature(shape=[2], line=14)), (2, signature(line=30))):
+        assert judge.feed(rank, record((one, 12, 6))) == []
+    (finding,) = judge.close()
+    assert (finding.ranks, finding.line, finding.innocent) == ((0, 2), None, ())
+    assert "rank 2 calls all_reduce [4,64] float32 at train.py:30" in finding.summary
+    assert "where rank 0 calls all_reduce [2] float32 at train.py:14" in finding.summary
+
+
 def test_other_lines_and_shapes_of_as_many_elements_are_the_same() -> None:
     ours, theirs = signature(shape=[4]), signature(shape=[4, 1], line=99)
     records = [record((one, 1, 1)) for one in (ours, theirs, ours)]

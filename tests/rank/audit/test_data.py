@@ -39,7 +39,7 @@ def test_each_fault_of_data_and_communication_is_found_at_its_line(lab: Lab) -> 
         ("same-file", lines["file"]): both,
         ("same-random-state", lines["noise"]): both,
         ("data-parallel", lines["data parallel"]): both,
-        ("mismatched-collective", lines["reduce"]): [1],
+        ("mismatched-collective", lines["reduce"]): both,
     }
     assert expected.items() <= found.items(), found
     others = {kind for kind, line in found if (kind, line) not in expected}
