@@ -44,7 +44,8 @@ def list_(as_json: JsonOption = False) -> None:
     names = max(len(case.name) for case in cases)
     kinds = max(len(case.expect.kind) for case in cases)
     for case in cases:
-        print(f"{case.name:<{names}}  {case.expect.kind:<{kinds}}  {case.title}")
+        only = f" (only on {' and '.join(case.where)})" if case.elsewhere else ""
+        print(f"{case.name:<{names}}  {case.expect.kind:<{kinds}}  {case.title}{only}")
 
 
 @app.command()
@@ -60,6 +61,7 @@ def explain(names: Annotated[list[str], _NAMES]) -> None:
             ("what goes wrong", case.wrong),
             ("in the field", case.field),
             ("what lab sees", f"{case.expect.kind}. {case.seen}"),
+            *([(f"only on {' and '.join(case.where)}", case.elsewhere)] if case.elsewhere else ()),
         ):
             print(fill(f"{what}: {text}", width=92, subsequent_indent="  ") + "\n")
         print(case.difference)
@@ -85,6 +87,7 @@ def run(
 
     By default as processes of this machine; with -t on the hosts of a topology.
     """
+    from lab.zoo.registry import all_cases
     from lab.zoo.report import go_through
     from lab.zoo.runner import Zoo
     from lab.zoo.workloads import WORKLOADS
@@ -93,13 +96,14 @@ def run(
     if run_all == bool(names):
         raise UsageError("name cases, or --all; lab zoo list shows them")
     cases = _chosen(names, place)
+    left_out = [case for case in all_cases() if place not in case.where] if run_all else []
     workloads = WORKLOADS if run_all else ()
     nodes = max(run.nodes for run in (*cases, *workloads))
     if topology is not None and Path(topology).is_file():
         topology = str(Path(topology).absolute())  # the zoo has a folder of its own
     zoo = Zoo(Path("outputs", "zoo"), place, nodes, at_once, topology)
     with progress_line() as progress, zoo:
-        report = go_through(zoo, cases, workloads, progress)
+        report = go_through(zoo, cases, left_out, workloads, progress)
     if as_json:
         print(json.dumps(report.to_json(), indent=2))
     else:
@@ -116,7 +120,8 @@ def _chosen(names: list[str] | None, place: "Place") -> "list[Case]":
     cases = find_cases(names)
     for case in cases:
         if place not in case.where:
-            raise UsageError(f"{case.name} does not occur there; add{_elsewhere(case)}")
+            why = f"{case.name} cannot occur on {place}: {case.elsewhere}"
+            raise UsageError(f"{why}; add{_elsewhere(case)}")
     return cases
 
 
@@ -158,6 +163,8 @@ def _show(report: "Report") -> None:
     table_console().print(table)
     sys.stdout.flush()
     say(f"lab: {report.sums}")
+    for case in report.left_out:
+        say(f"lab: {case.name} cannot occur on {report.on}: {case.elsewhere}")
     for score in scores:
         for fault in score.faults if not score.ok else ():
             say(f"lab: {score.case.name}: {fault} (run {score.fault.run})")

@@ -5,10 +5,10 @@ import difflib
 import re
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from lab.diagnose.finding import Kind
 
@@ -44,8 +44,10 @@ class Case(BaseModel):
     """What follows from the fault, and may be found besides."""
     nodes: int
     slots: int
-    where: tuple[Place, ...] = ("local", "docker", "ssh")
+    where: tuple[Place, ...] = get_args(Place)
     """Where it can occur."""
+    elsewhere: str | None = None
+    """Why it cannot where it cannot."""
     shm: str | None = None
     """Shared memory of the containers, where the fault needs them to have little."""
     wrong: str
@@ -60,6 +62,12 @@ class Case(BaseModel):
         """Read a case."""
         text = (folder / "case.yaml").read_text(encoding="utf-8")
         return cls.model_validate({"name": folder.name.replace("_", "-"), **yaml.safe_load(text)})
+
+    @model_validator(mode="after")
+    def _says_why_not_elsewhere(self) -> Self:
+        if (self.elsewhere is None) != (set(self.where) == set(get_args(Place))):
+            raise ValueError("`elsewhere` is for cases that cannot occur everywhere, and for all")
+        return self
 
     @property
     def folder(self) -> Path:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from lab.channel import Progress
-from lab.zoo.case import Case
+from lab.zoo.case import Case, Place
 from lab.zoo.runner import Zoo
 from lab.zoo.score import Score, false_alarms
 from lab.zoo.workloads import Workload
@@ -16,9 +16,13 @@ from lab.zoo.workloads import Workload
 class Report:
     """How right lab was."""
 
+    on: Place
+    """Where all of it was run."""
     scores: list[Score]
     alarms: dict[str, list[str]]
     """By workload, what was said against it."""
+    left_out: Sequence[Case] = ()
+    """What cannot occur there."""
 
     @property
     def ok(self) -> bool:
@@ -32,7 +36,7 @@ class Report:
         lined = [score for score in self.scores if score.case.lines]
         wrong = [score for score in self.scores if score.alarms]
         return (
-            f"right kind {len(right)} of {count}, "
+            f"on {self.on}: right kind {len(right)} of {count}, "
             f"ranks {sum(score.ranks for score in right)} of {count}, "
             f"line {sum(score.kind and score.line for score in lined)} of {len(lined)}; "
             f"false alarms {len(wrong) + sum(map(bool, self.alarms.values()))} "
@@ -42,19 +46,32 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         cases = [score.to_json() for score in self.scores]
-        return {"ok": self.ok, "sums": self.sums, "cases": cases, "workloads": self.alarms}
+        return {
+            "ok": self.ok,
+            "on": self.on,
+            "sums": self.sums,
+            "cases": cases,
+            "left_out": {case.name: case.elsewhere for case in self.left_out},
+            "workloads": self.alarms,
+        }
 
 
 def go_through(
-    zoo: Zoo, cases: Sequence[Case], workloads: Sequence[Workload], progress: Progress
+    zoo: Zoo,
+    cases: Sequence[Case],
+    left_out: Sequence[Case],
+    workloads: Sequence[Workload],
+    progress: Progress,
 ) -> Report:
-    """Run both twins of each case, and the workloads."""
+    """Run both twins of each case, and the workloads. `left_out`: what cannot occur there."""
     faults = [partial(zoo.run_case, case, "fault") for case in cases]
     twins = [partial(zoo.run_case, case, "healthy") for case in cases]
     others = [partial(zoo.run_workload, workload) for workload in workloads]
     outcomes = iter(zoo.each([*faults, *twins, *others], progress))
     fault = {case.name: next(outcomes) for case in cases}
     return Report(
+        zoo.on,
         [Score(case, fault[case.name], next(outcomes)) for case in cases],
         {workload.name: false_alarms(next(outcomes)) for workload in workloads},
+        left_out,
     )

@@ -48,8 +48,8 @@ class Zoo:
         self, folder: Path, on: Place, nodes: int, at_once: int = 2, topology: str | None = None
     ) -> None:
         """`nodes`: how many the runs need at most; `topology`: of which hosts, on ssh."""
+        self.on = on
         self._folder = folder
-        self._on = on
         self._hosts = [] if topology is None else ["-t", topology]
         self._nodes = nodes
         self._at_once = at_once
@@ -59,14 +59,14 @@ class Zoo:
     def __enter__(self) -> "Zoo":
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # end the runs, too
         self._folder.mkdir(parents=True, exist_ok=True)
-        if self._on == "docker":  # all of them: while runs are on some, others cannot be added
+        if self.on == "docker":  # all of them: while runs are on some, others cannot be added
             self._lab("up", "--on", "docker", "--nodes", str(self._nodes))
         return self
 
     def __exit__(self, *_: object) -> None:
         """Remove the nodes that the runs have left up."""
         signal.signal(signal.SIGTERM, self._on_term)
-        if self._on == "docker":
+        if self.on == "docker":
             self._lab("down", "--on", "docker")
             for file in self._folder.glob(SHM.format("*")):
                 self._lab("down", "-t", file.name)
@@ -103,11 +103,11 @@ class Zoo:
                 raise
 
     def _where(self, nodes: int, slots: int) -> list[str]:
-        return [*self._hosts, "--on", self._on, "--nodes", str(nodes), "--slots", str(slots)]
+        return [*self._hosts, "--on", self.on, "--nodes", str(nodes), "--slots", str(slots)]
 
     def _topology(self, case: Case) -> list[str]:
         where = self._where(case.nodes, case.slots)
-        if case.shm is None or self._on != "docker":
+        if case.shm is None or self.on != "docker":
             return where
         file = SHM.format(case.shm)
         text = f"name: shm-{case.shm}\non: docker\nnodes: {case.nodes}\ndocker: {{shm: {case.shm}}}"

@@ -12,6 +12,8 @@ def test_list(lab: Lab) -> None:
     assert [line.split()[:2] for line in shown] == [
         [case["name"], case["expect"]["kind"]] for case in data
     ]
+    for line, case in zip(shown, data, strict=True):
+        assert ("(only on " in line) == (case["elsewhere"] is not None)
 
 
 def test_explain(lab: Lab) -> None:
@@ -22,6 +24,7 @@ def test_explain(lab: Lab) -> None:
         "what lab sees: order-never-changes. ",
         "\n+        sampler.set_epoch(epoch)\n",
         "lab zoo run no-set-epoch\n",
+        "\nonly on docker and ssh: for nodes that are one machine",
         "lab zoo run wrong-interface --on docker\n",
     ):
         assert part in shown
@@ -32,7 +35,10 @@ def test_a_case_that_is_run(lab: Lab) -> None:
     shown = lab("zoo", "run", "bad-sample")
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert "lab: failed: rank 1 " in shown.stdout
-    assert "right kind 1 of 1, ranks 1 of 1, line 1 of 1; false alarms 0 in 1" in shown.stderr
+    assert (
+        "on local: right kind 1 of 1, ranks 1 of 1, line 1 of 1; false alarms 0 in 1"
+        in shown.stderr
+    )
     assert (lab.cwd / "outputs/zoo/bad-sample/fault/train.py").exists()
     assert len(list((lab.cwd / "outputs/zoo/runs").iterdir())) == 2
 
@@ -43,7 +49,7 @@ def test_wrong_usage(lab: Lab) -> None:
         (["zoo", "run", "--all", "bad-sample"], "name cases, or --all"),
         (["zoo", "run", "bad-samples"], "did you mean bad-sample?"),
         (["zoo", "explain", "nothing-like-it"], "there is no case nothing-like-it"),
-        (["zoo", "run", "wrong-interface"], "add --on docker"),
+        (["zoo", "run", "wrong-interface"], "the right one; add --on docker"),
         (["zoo", "run", "bad-sample", "--on", "slurm"], "nobody watches a run on slurm"),
         (["zoo", "run", "bad-sample", "--on", "moon"], "moon"),
     ):

@@ -1,12 +1,14 @@
 """The cases are what they say: scripts of a user's, with one fault, known by its line."""
 
 import ast
+from typing import get_args
 
 import pytest
+from pydantic import ValidationError
 
 from lab.diagnose.finding import AUDIT_KINDS, WHY_KINDS
 from lab.errors import UsageError
-from lab.zoo.case import Case, Twin
+from lab.zoo.case import Case, Place, Twin
 from lab.zoo.registry import all_cases, find_cases
 
 TWINS: tuple[Twin, ...] = ("fault", "healthy")
@@ -67,6 +69,14 @@ def test_marks_give_lines_and_are_not_run() -> None:
     first = min(case.lines)
     assert script[first - 1].strip() == "dist.init_process_group("
     assert "".join(script[line - 1] for line in sorted(case.lines)).endswith(")")
+
+
+def test_a_case_that_cannot_occur_everywhere_says_why() -> None:
+    (case,) = find_cases(["small-shared-memory"])
+    with pytest.raises(ValidationError, match="elsewhere"):
+        Case.model_validate({**case.model_dump(), "elsewhere": None})
+    with pytest.raises(ValidationError, match="elsewhere"):
+        Case.model_validate({**case.model_dump(), "where": get_args(Place)})
 
 
 def test_a_name_that_is_nearly_right_is_proposed() -> None:

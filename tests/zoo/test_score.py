@@ -4,6 +4,7 @@ from typing import Any
 
 from lab.diagnose.finding import Finding, Innocent, Kind
 from lab.zoo.registry import find_cases
+from lab.zoo.report import Report
 from lab.zoo.runner import Outcome
 from lab.zoo.score import Score
 
@@ -63,3 +64,14 @@ def test_false_alarms_on_the_twin() -> None:
     nothing = score(why=found(), healthy={})
     assert "had no verdict" in nothing.faults[0]
     assert not nothing.ok
+
+
+def test_a_report_says_where_it_was_and_what_cannot_occur_there() -> None:
+    (left_out,) = find_cases(["small-shared-memory"])
+    report = Report("ssh", [score(why=found())], {"wine ddp ours": []}, [left_out])
+    assert report.ok
+    assert report.sums == (
+        "on ssh: right kind 1 of 1, ranks 1 of 1, line 1 of 1; false alarms 0 in 2 healthy runs"
+    )
+    said = report.to_json()
+    assert (said["on"], list(said["left_out"])) == ("ssh", ["small-shared-memory"])
