@@ -6,7 +6,7 @@ KeyboardInterrupt too. Whoever is about to start something asks here whether it 
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -45,15 +45,21 @@ def check() -> None:
 
 
 @contextmanager
-def deferred() -> Iterator[None]:
+def deferred() -> Iterator[Callable[[], None]]:
     """Have Ctrl-C, TERM and HUP come only when the block has ended.
 
-    For what cannot be undone before somebody else has answered.
+    For what cannot be undone before somebody else has answered. What is yielded raises
+    KeyboardInterrupt if one has come: to be called where the block may end early.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     came: list[int] = []
+
+    def check() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield check
+        return
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     heard = [number for number in numbers if not is_unwanted(number)]
     before = {
@@ -61,7 +67,7 @@ def deferred() -> Iterator[None]:
         for number in heard
     }
     try:
-        yield
+        yield check
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -10,11 +10,12 @@ import hashlib
 import platform
 import secrets
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab import interrupts
 from lab.channel import Progress
 from lab.errors import LabError
 from lab.packaged import packaged
@@ -24,7 +25,7 @@ from lab.transport.containers import LABEL, check_workdir
 from lab.transport.engine import api_errors, connect
 from lab.transport.image_build import build_image
 from lab.transport.image_context import DOCKERFILE, staged_context
-from lab.transport.labs import find_labs, remove_lab, without_interrupts, workdir_lock
+from lab.transport.labs import at_once, find_labs, remove_lab, whole_or_nothing, workdir_lock
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -120,13 +121,12 @@ class SlurmLab:
             if [lab.complete and lab.nodes[0].config == config for lab in labs] != [True]:
                 self._remove()
                 progress(f"starting a Slurm cluster of {HOSTS} hosts ({self.lab_id})")
-                try:
-                    self._make(image, config)
-                    self._wait(progress)
-                except BaseException:
-                    with without_interrupts():
-                        self._remove()
-                    raise
+
+                def make(check: Callable[[], None]) -> None:
+                    self._make(image, config, check)
+                    self._wait(progress, check)
+
+                whole_or_nothing(make, self._remove)
             login = f"{self.lab_id}-{LOGIN}"
             text = TOPOLOGY.format(name=SLURM_LAB, nodes=f"node[0-{HOSTS - 1}]", login=login)
             (self.folder / TOPOLOGY_FILE).write_text(text)
@@ -136,7 +136,7 @@ class SlurmLab:
         """Remove the cluster and its topology."""
         with workdir_lock(self.folder, wait=True):
             progress(f"removing {HOSTS + 1} containers ({self.lab_id})")
-            with without_interrupts():
+            with interrupts.deferred():
                 self._remove()
                 (self.folder / TOPOLOGY_FILE).unlink(missing_ok=True)
 
@@ -160,7 +160,7 @@ class SlurmLab:
         what = repr((image, slurm_conf(self.hosts), GRES_CONF, CGROUP_CONF, CAPABILITIES))
         return hashlib.sha256(what.encode()).hexdigest()[:16]
 
-    def _make(self, image: str, config: str) -> None:
+    def _make(self, image: str, config: str, check: Callable[[], None]) -> None:
         labels = {
             f"{LABEL}.lab": self.lab_id,
             f"{LABEL}.topology": SLURM_LAB,
@@ -179,13 +179,8 @@ class SlurmLab:
         }
         with api_errors("the Slurm cluster cannot be made"):
             self._client.networks.create(self.lab_id, driver="bridge", labels=labels)
-            with ThreadPoolExecutor(HOSTS + 1) as pool:
-                made = [
-                    pool.submit(self._start, name, image, labels, files)
-                    for name in (LOGIN, *self.hosts)
-                ]
-                for one in made:
-                    one.result()
+            hosts = (LOGIN, *self.hosts)
+            at_once([partial(self._start, name, image, labels, files) for name in hosts], check)
 
     def _start(
         self, name: str, image: str, labels: Mapping[str, str], files: Mapping[str, bytes]
@@ -220,7 +215,7 @@ class SlurmLab:
             api.put_archive(made, "/", archive_of({name: data}, mode=mode))
         api.start(made)
 
-    def _wait(self, progress: Progress) -> None:
+    def _wait(self, progress: Progress, check: Callable[[], None]) -> None:
         """Until all hosts are idle.
 
         Raises:
@@ -230,6 +225,7 @@ class SlurmLab:
         give_up = time.monotonic() + HEALTHY_WITHIN
         progress("waiting for its hosts to be idle")
         while time.monotonic() < give_up:
+            check()
             login.reload()
             if login.status != "running":
                 break

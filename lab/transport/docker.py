@@ -3,11 +3,12 @@
 import contextlib
 import platform
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab import interrupts
 from lab.channel import Progress
 from lab.deploy.requirements import Requirements
 from lab.errors import LabError
@@ -28,12 +29,12 @@ from lab.transport.engine import EngineStoppedError, api_errors, connect, engine
 from lab.transport.exec_channel import DockerChannel
 from lab.transport.image import chosen_requirements, ensure_image
 from lab.transport.labs import (
-    PARALLEL,
     Lab,
+    at_once,
     find_labs,
     list_labs,
     remove_lab,
-    without_interrupts,
+    whole_or_nothing,
     workdir_lock,
 )
 
@@ -106,7 +107,7 @@ class DockerTransport:
                 return
             self._refuse_to_replace(lab)
             progress(f"replacing the nodes of {lab.id}, which are not as asked for now")
-            with without_interrupts():
+            with interrupts.deferred():
                 remove_lab(self._client, lab)
         count = len(spec.containers)
         progress(f"bringing up {count} node{'s' * (count > 1)} ({spec.lab_id})")
@@ -114,23 +115,23 @@ class DockerTransport:
         labels = dict(spec.labels)
         if run_id is not None:
             labels[f"{LABEL}.run"] = run_id
-        pool = ThreadPoolExecutor(min(PARALLEL, count))
-        try:
-            # In the pool as well: an interrupt while the engine makes it would lose sight of it.
-            pool.submit(self._make_network, spec, labels).result()
-            jobs = [pool.submit(self._make_node, spec, c, labels) for c in spec.containers]
-            said = {warning for job in jobs for warning in job.result()}
-        except BaseException:
-            with without_interrupts():
-                pool.shutdown(wait=True, cancel_futures=True)
-                for lab in find_labs(self._client, self.lab_id):
-                    remove_lab(self._client, lab)
-            raise
-        pool.shutdown()
-        self._brought_up = True
+
+        def make(check: Callable[[], None]) -> set[str]:
+            self._make_network(spec, labels)
+            check()
+            nodes = [partial(self._make_node, spec, one, labels) for one in spec.containers]
+            said = {warning for warnings in at_once(nodes, check) for warning in warnings}
+            self._brought_up = True
+            return said
+
+        said = whole_or_nothing(make, self._remove)
         progress(f"{count} node{'s' * (count > 1)} up in {time.monotonic() - began:.1f} s")
         for warning in sorted(said):  # a limit that this engine cannot keep, say
             progress(f"the engine warns: {warning}")
+
+    def _remove(self) -> None:
+        for lab in find_labs(self._client, self.lab_id):
+            remove_lab(self._client, lab)
 
     def _refuse_to_replace(self, lab: Lab) -> None:
         """Nodes on which something runs are not pulled away under it."""
@@ -204,7 +205,7 @@ class DockerTransport:
         with workdir_lock(self.workdir, wait=True):
             for lab in find_labs(self._client, self.lab_id):
                 progress(f"removing {len(lab.nodes)} nodes ({lab.id})")
-                with without_interrupts():
+                with interrupts.deferred():
                     remove_lab(self._client, lab)
 
     def release(self) -> None:
@@ -213,7 +214,7 @@ class DockerTransport:
             return
         with (
             workdir_lock(self.workdir, wait=True),
-            without_interrupts(),
+            interrupts.deferred(),
             contextlib.suppress(EngineStoppedError),  # lab gc removes them later
         ):
             for lab in find_labs(self._client, self.lab_id):

@@ -8,15 +8,15 @@ import contextlib
 import fcntl
 import os
 import platform
-import signal
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from lab import interrupts
 from lab.transport.containers import LABEL
 from lab.transport.engine import api_errors, connect
 from lab.transport.run_state import RunState, run_state
@@ -24,7 +24,11 @@ from lab.transport.run_state import RunState, run_state
 if TYPE_CHECKING:
     from docker import DockerClient
 
+T = TypeVar("T")
+
 PARALLEL = 8
+TURN = 0.1
+"""Seconds after which Ctrl-C is looked for again."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +165,7 @@ def remove_lab(client: "DockerClient", lab: Lab) -> None:
 
     with api_errors(f"{lab.id} cannot be removed"):
         if lab.nodes:
-            with ThreadPoolExecutor(min(PARALLEL, len(lab.nodes))) as pool:
-                list(pool.map(remove, lab.nodes))
+            at_once([partial(remove, node) for node in lab.nodes])
         for network in lab.networks:
             with contextlib.suppress(NotFound):
                 client.api.remove_network(network)
@@ -202,16 +205,36 @@ def workdir_lock(workdir: Path, *, wait: bool) -> Iterator[bool]:
         os.close(folder)
 
 
-@contextlib.contextmanager
-def without_interrupts() -> Iterator[None]:
-    """Let a second Ctrl-C not stop the cleaning up after the first."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+def whole_or_nothing(make: Callable[[Callable[[], None]], T], undo: Callable[[], None]) -> T:
+    """Make something on the engine, or leave nothing of it, whenever Ctrl-C comes.
+
+    What has been asked of an engine it does, also when nobody waits for it any more: so Ctrl-C is
+    heard only where `make` calls what it is given.
+    """
+    with interrupts.deferred() as check:
+        try:
+            made = make(check)
+            check()
+        except BaseException:
+            undo()
+            raise
+    return made
+
+
+def at_once(tasks: Sequence[Callable[[], T]], check: Callable[[], None] = lambda: None) -> list[T]:
+    """Do several at the same time; what came of each, in order.
+
+    Where one fails, or `check` raises, no more are begun, and those that are come to their end.
+    """
+    pool = ThreadPoolExecutor(min(PARALLEL, len(tasks)))
     try:
-        yield
+        waiting = [pool.submit(task) for task in tasks]
+        jobs = list(waiting)
+        while waiting:
+            ended, waiting = map(list, wait(waiting, TURN, FIRST_EXCEPTION))
+            for job in ended:
+                job.result()
+            check()
+        return [job.result() for job in jobs]
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        pool.shutdown(wait=True, cancel_futures=True)

@@ -12,11 +12,12 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lab import interrupts
 from lab.channel import Progress
 from lab.errors import LabError
 from lab.packaged import packaged
@@ -25,7 +26,7 @@ from lab.transport.container_config import archive_of
 from lab.transport.containers import LABEL
 from lab.transport.engine import api_errors, connect
 from lab.transport.image_build import build_image
-from lab.transport.labs import find_labs, remove_lab, without_interrupts, workdir_lock
+from lab.transport.labs import at_once, find_labs, remove_lab, whole_or_nothing, workdir_lock
 from lab.transport.ssh_keys import KeyPair, write_private
 
 if TYPE_CHECKING:
@@ -124,18 +125,13 @@ class SshLab:
             self._remove()
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             progress(f"starting {len(MACHINES)} machines ({self.lab_id})")
-            try:
-                self._make(images, config)
-            except BaseException:
-                with without_interrupts():
-                    self._remove()
-                raise
+            whole_or_nothing(partial(self._make, images, config), self._remove)
 
     def down(self, progress: Progress) -> None:
         """Remove the machines, the topology and the keys."""
         with workdir_lock(self.folder, wait=True):
             progress(f"removing {len(MACHINES)} machines ({self.lab_id})")
-            with without_interrupts():
+            with interrupts.deferred():
                 self._remove()
 
     def _remove(self) -> None:
@@ -166,7 +162,7 @@ class SshLab:
         what = repr((MACHINES, sorted(images.items()), SSHD_CONFIG, TOPOLOGY, HOST_CONFIG))
         return hashlib.sha256(what.encode()).hexdigest()[:16]
 
-    def _make(self, images: Mapping[str, str], config: str) -> None:
+    def _make(self, images: Mapping[str, str], config: str, check: Callable[[], None]) -> None:
         labels = {
             f"{LABEL}.lab": self.lab_id,
             f"{LABEL}.topology": SSH_LAB,
@@ -184,8 +180,8 @@ class SshLab:
 
         with api_errors("the machines of ssh-lab cannot be made"):
             self._client.networks.create(self.lab_id, driver="bridge", labels=labels)
-            with ThreadPoolExecutor(len(MACHINES)) as pool:
-                ports = dict(zip(hosts, pool.map(make, MACHINES), strict=True))
+            made = at_once([partial(make, machine) for machine in MACHINES], check)
+        ports = dict(zip(hosts, made, strict=True))
         known = [f"[127.0.0.1]:{ports[name]} {key.public}\n" for name, key in hosts.items()]
         write_private(self.folder / "id_ed25519", user.private)
         write_private(self.folder / "id_ed25519.pub", f"{user.public}\n".encode())

@@ -442,8 +442,11 @@ def test_more_than_the_engine_has_is_said_in_its_words(nodes: Nodes) -> None:
     assert things(transport.lab_id) == []
 
 
+@pytest.mark.parametrize("between", [0.0, 0.01])
 @pytest.mark.parametrize("after", [0.0, 0.15, 0.4, 0.8])
-def test_an_interrupt_at_any_moment_leaves_nothing(nodes: Nodes, after: float) -> None:
+def test_an_interrupt_at_any_moment_leaves_nothing(
+    nodes: Nodes, after: float, between: float
+) -> None:
     code = f"""
 import signal, sys, time
 from pathlib import Path
@@ -468,6 +471,7 @@ time.sleep(60)
     assert process.stdout.readline() == "now\n"
     time.sleep(after)
     process.send_signal(signal.SIGINT)
+    time.sleep(between)
     process.send_signal(signal.SIGINT)
     process.wait(60)
     left = things(transport.lab_id)
