@@ -80,7 +80,7 @@ def render_srun(topology: Topology, minutes: int, *, allocated: bool) -> str:
         words = ["--overlap"]  # beside what may run there
     most = max(node.slots for node in topology.nodes)
     words += [f"--nodes={topology.nnodes}", f"--cpus-per-task={_cpus_of_a_node(topology, most)}"]
-    words += ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--unbuffered"]
+    words += ["--ntasks-per-node=1", "--kill-on-bad-exit=0"]
     return (
         _environment()
         .get_template(DOCTOR)

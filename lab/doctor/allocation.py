@@ -12,11 +12,18 @@ from lab.batch.login import login_of
 from lab.batch.script import render_srun
 from lab.channel import Progress
 from lab.deploy.program import BOOTSTRAP
-from lab.doctor.conversation import GONE, Message, close, first_lines, last_words, too_old
+from lab.doctor.conversation import (
+    GONE,
+    Message,
+    answers,
+    close,
+    first_lines,
+    last_words,
+    too_old,
+)
 from lab.errors import LabError
 from lab.node.doctor import Hello
 from lab.topology import Topology
-from lab.transport.facts import messages
 
 MINUTES = 5
 """Of an allocation of our own."""
@@ -56,7 +63,7 @@ class Allocation:
     def _read(self) -> None:
         """Hand on what the hosts say, to the end of all."""
         with contextlib.suppress(OSError, LabError):
-            for message in messages(self._channel, self._said):
+            for message in answers(self._channel, self._said):
                 if message["type"] == "too-old":  # on whichever: it does not know its node rank
                     self._said += f"\n{too_old(message)}".encode()
                 else:

@@ -1,10 +1,11 @@
 """Speaking with the doctor's program on all nodes at once: everybody is told the same."""
 
+import base64
 import contextlib
 import json
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from lab.channel import NOT_FOUND, Channel
@@ -65,7 +66,7 @@ class NodeChannels:
                 spoke = False
                 channel.send(first_lines({**self._hello, "node": rank}))
                 self._channels[rank] = channel
-                for message in messages(channel, said):
+                for message in answers(channel, said):
                     if message["type"] == "too-old":
                         problem = too_old(message)
                     else:
@@ -93,6 +94,22 @@ class NodeChannels:
     def close(self) -> None:
         """See `Conversation`."""
         side_by_side(close, list(self._channels.values()), PARALLEL)
+
+
+def answers(channel: Channel, errors: bytearray) -> Iterator[Message]:
+    """What the program says there, its answers put together from their pieces.
+
+    What comes on stderr is appended to `errors`.
+    """
+    begun: dict[int, bytes] = {}
+    for message in messages(channel, errors):
+        if message["type"] == "piece":
+            rank = message["node"]
+            begun[rank] = begun.get(rank, b"") + base64.b64decode(message["data"])
+            if message["last"]:
+                yield json.loads(begun.pop(rank))
+        else:
+            yield message
 
 
 def first_lines(hello: Mapping[str, Any]) -> bytes:

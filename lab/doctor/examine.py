@@ -152,7 +152,7 @@ class Examination:
     def _call_roll(self) -> None:
         exam = self._exam
         able = [
-            rank for rank, name in enumerate(exam.names) if "version" in exam.torch.get(name, {})
+            rank for rank in self._present() if "version" in exam.torch.get(exam.names[rank], {})
         ]
         if 0 in able:
             self._tell("the roll is called")

@@ -2,7 +2,9 @@
 
 Carried to the node over stdin (`lab.deploy.program`), so it works where nothing of lab is. Both
 directions are lines of JSON. What comes is the same for all nodes, since Slurm's srun sends its
-stdin to every host: each takes its own part by its node rank. Every answer has `node`, its rank.
+stdin to every host: each takes its own part by its node rank. Every answer has `node`, its rank,
+and travels as one or more lines ``piece`` (`pieces`), since srun mixes the lines of all hosts and
+keeps only short ones whole.
 
 To the nodes (``type`` and fields):
 
@@ -19,6 +21,7 @@ roll-call  ``addr``, ``port``, ``names``, ``backend``, ``wait``: take part in an
 The end of stdin ends it.
 """
 
+import base64
 import contextlib
 import json
 import os
@@ -26,7 +29,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TextIO, TypedDict
 
 from lab.node import facts, links, roll_call, services, software
@@ -36,6 +39,9 @@ from lab.node.limits import bounds
 from lab.node.network import look_around
 from lab.node.ports import Reservation
 
+PIECE = 600
+"""Bytes of an answer in one line: with base64 and what is around it less than the 1024 of
+SLURM_IO_MAX_MSG_LEN, up to which slurmstepd sends whole lines."""
 GREET_WITHIN = 8.0
 """Seconds for all greetings; a name may stand for several addresses, which are tried in turn."""
 
@@ -65,6 +71,15 @@ class Hello(TypedDict):
     """Whether ranks are told to talk over the interface that leads to their peers."""
 
 
+def pieces(rank: int, answer: Mapping[str, Any]) -> Iterator[str]:
+    """The lines that bring an answer: ``data`` in base64, and whether that was the ``last``."""
+    data = json.dumps(answer).encode()
+    for start in range(0, len(data), PIECE):
+        part = base64.b64encode(data[start : start + PIECE]).decode()
+        last = start + PIECE >= len(data)
+        yield json.dumps({"type": "piece", "node": rank, "data": part, "last": last})
+
+
 class Doctor:
     """One node's part of an examination."""
 
@@ -86,7 +101,8 @@ class Doctor:
     def say(self, type: str, **fields: Any) -> None:  # noqa: A002 - the field's name
         """Answer; any thread may."""
         with self._lock:
-            self._out.write(json.dumps({"type": type, "node": self.rank, **fields}) + "\n")
+            for line in pieces(self.rank, {"type": type, "node": self.rank, **fields}):
+                self._out.write(line + "\n")
             self._out.flush()
 
     def serve(self, orders: BinaryIO) -> None:

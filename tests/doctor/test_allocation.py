@@ -10,22 +10,35 @@ import pytest
 from tests.conftest import Lab
 
 SRUN = """
-import json, os, pathlib, subprocess, sys
+import json, os, pathlib, subprocess, sys, threading, time
 argv = sys.argv[1:]
 pathlib.Path("srun.json").write_text(json.dumps(argv))
 command = argv[next(n for n, word in enumerate(argv) if not word.startswith("--")):]
 tasks = [
-    subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, "SLURM_NODEID": str(node),
-                     "SLURM_STEP_NODELIST": "node[0-1]"})
+    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                     env={**os.environ, "SLURM_NODEID": str(node),
+                          "SLURM_STEP_NODELIST": "node[0-1]"})
     for node in range(2)
 ]
+def pass_on(task):
+    for line in task.stdout:
+        for start in range(0, len(line), 1024):  # what is longer is mixed with what others say
+            sys.stdout.buffer.write(line[start : start + 1024])
+            sys.stdout.buffer.flush()
+            time.sleep(0.005)
+readers = [threading.Thread(target=pass_on, args=(task,)) for task in tasks]
+for reader in readers:
+    reader.start()
 for line in sys.stdin.buffer:
     for task in tasks:
         task.stdin.write(line)
         task.stdin.flush()
 for task in tasks:
-    task.communicate()
+    task.stdin.close()
+for reader in readers:
+    reader.join()
 """
+"""Like the real one it keeps lines whole up to 1024 bytes."""
 SCONTROL = """
 import sys
 print("Slurmctld(primary) at login is UP" if sys.argv[1] == "ping" else "127.0.0.1\\n127.0.0.1")
