@@ -10,7 +10,12 @@ from lab.errors import EXIT_INTERRUPTED, LabError
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
-    """Unwind as Ctrl-C does, so that whatever was begun is undone."""
+    """Unwind as Ctrl-C does, so that whatever was begun is undone.
+
+    Once only: a terminal that closes sends two HUPs.
+    """
+    for heard in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(heard, signal.SIG_IGN)
     sys.exit(128 + number)
 
 

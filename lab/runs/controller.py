@@ -227,11 +227,17 @@ class RunController:
             listener.event(message)
 
     def _catch_signals(self) -> Callable[[], None]:
-        """Have the first Ctrl-C (or TERM, or HUP) end the run in order, the next one at once."""
+        """Have the first Ctrl-C (or TERM, or HUP) end the run in order, the next one at once.
+
+        But for a HUP after another: a terminal that closes sends two, to the leader of its session
+        and to its foreground processes.
+        """
         if threading.current_thread() is not threading.main_thread():
             return lambda: None
 
         def interrupt(number: int, _frame: FrameType | None) -> None:
+            if number == signal.SIGHUP == self._interrupts.signal:
+                return
             self._interrupts.count += 1
             self._interrupts.signal = signal.Signals(number)
 

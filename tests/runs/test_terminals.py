@@ -115,6 +115,20 @@ def test_a_closed_terminal_ends_the_run_in_order(lab: Lab, terminals: list[Termi
     assert living(lab) == []
 
 
+def test_a_second_hangup_is_not_impatience(lab: Lab) -> None:
+    """A closed terminal sends one to the leader of its session, and one to its foreground."""
+    slow = WAIT.replace('print("saved"', 'time.sleep(2); print("saved"')
+    running = lab.start("run", "-t", "pair", "--on", "local", lab.script(slow))
+    wait_for_both(lab)
+    running.send_signal(signal.SIGHUP)
+    time.sleep(1)  # or they would be one to Python
+    running.send_signal(signal.SIGHUP)
+    assert running.wait(60) == 128 + signal.SIGHUP
+    for rank in range(2):
+        said = (lab.runs()[0] / f"node{rank}" / f"rank{rank}.out").read_text()
+        assert said == f"ready{rank}\nsaved\n"
+
+
 def test_a_terminal_that_closes_while_ranks_write(lab: Lab, terminals: list[Terminal]) -> None:
     script = lab.script("import time\nwhile True: print('x' * 80, flush=True); time.sleep(0.001)")
     terminal = Terminal(lab, "run", "-t", "pair", "--on", "local", "--grace", "2", script)
