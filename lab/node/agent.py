@@ -220,13 +220,13 @@ class Agent:
 
     def _report_exit(self, rank: int, code: int) -> None:
         self._pipes.end(rank)
-        self._probing.on_exit(rank)
         if rank == 0:
             self._input.end()
         number = -code if code < 0 else None
         oom_limit = self._oom_limit() if number == signal.SIGKILL else None
         code = processes.as_shell(code)
         self._report("exit", rank=rank, code=code, signal=number, oom_limit=oom_limit)
+        self._probing.on_exit(rank)
 
     def _oom_limit(self) -> int | None:
         """The memory limit, if the kernel has killed somebody for it since we last looked."""

@@ -35,8 +35,9 @@ LONGEST_ANSWER = 1 << 24
 """Bytes: a probe's own are far shorter."""
 MASTER = ""
 """The rendezvous, among the nodes that are tried: no node has this name."""
-CANNOT_ANSWER = "TtZXx"
-"""States in which a process will not: stopped, or ended."""
+STOPPED = ("T", "t")
+ENDED = (GONE, "Z", "X", "x")
+"""States in which a process cannot answer any more. How it has ended is about to be told."""
 
 Report = Callable[..., None]
 
@@ -126,8 +127,11 @@ class Probing:
 
     def _ask_probe(self, one: _Round, question: _Question) -> None:
         state = question.process["state"]
-        if state in CANNOT_ANSWER or state == GONE:
-            self._read_stacks(one, question, f"its process is in state {state}")
+        question.why_silent = f"its process is in state {state}"
+        if state in ENDED:
+            return  # until `on_exit`, so that its end is known before this is
+        if state in STOPPED:
+            self._read_stacks(one, question, question.why_silent)
             return
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.setblocking(False)
@@ -177,6 +181,8 @@ class Probing:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(question.reader.pid, signal.SIGKILL)
             self._on_stacks_end(one, question)
+        else:
+            self._answer(one, question, error=question.why_silent)
 
     def _hang_up(self, question: _Question) -> None:
         assert question.connection is not None
@@ -190,7 +196,7 @@ class Probing:
         """Have py-spy read them, where they are asked for and there are any."""
         question.why_silent = why
         question.received.clear()
-        if one.what != "state" or question.process["state"] in (GONE, "Z", "X", "x"):
+        if one.what != "state" or question.process["state"] in ENDED:
             self._answer(one, question, error=why)
             return
         argv = stacks.command(question.pid)

@@ -126,6 +126,33 @@ def test_a_rank_that_ends_meanwhile_is_not_waited_for(tmp_path: Path) -> None:
         assert {m["type"] for m in running.until("bye")} >= {"state", "probed", "exit"}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no thread outlives the first")
+@pytest.mark.parametrize(
+    ("seconds", "then"), [(0.3, ["exit", "state"]), (60, ["state", "probed"])], ids=["soon", "not"]
+)
+def test_a_rank_that_is_ending_is_told_of_after_its_end(
+    tmp_path: Path, seconds: float, then: list[str]
+) -> None:
+    """As one whose other threads, or memory, are still being taken away."""
+    script = f"""
+import ctypes, os, threading, time
+def end():
+    while "State:\\tZ" not in open("/proc/self/status").read():
+        time.sleep(0.01)
+    print("here", flush=True)
+    time.sleep({seconds})
+    os._exit(3)
+threading.Thread(target=end).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+    with agent(job(tmp_path, script)) as running:
+        start(running)
+        running.send(type="probe", id=1, what="state")
+        heard = [m for m in running.until("probed") if m["type"] in ("exit", "state", "probed")]
+        assert [m["type"] for m in heard][:2] == then
+        assert heard[0].get("code", 3) == 3
+
+
 def test_other_nodes_are_tried(tmp_path: Path) -> None:
     script = "import time\nprint('here', flush=True)\ntime.sleep(600)\n"
     with agent(job(tmp_path, script)) as running, contextlib.ExitStack() as stack:
