@@ -1,88 +1,121 @@
-"""The verbs of the `lab` command."""
+"""The verbs of the `lab` command.
+
+Each is imported, and its options are looked at, when it is called for.
+"""
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from lab import __version__
-from lab.cli import (
-    bench,
-    build,
-    check,
-    ckpt,
-    deploy,
-    doctor,
-    hosts,
-    labs,
-    lesson,
-    manage,
-    new,
-    prove,
-    render,
-    run,
-    runs,
-    submit,
-    trust,
-    why,
-    zoo,
-)
+
+_HERE = "Labs and runs"
+_HOSTS = "Hosts over SSH"
+_SLURM = "Jobs of Slurm"
+_BEFORE = "Look before you leap"
+_LEARN = "Learn and measure"
+
+
+class _Verb(NamedTuple):
+    """Where a verb is, and how the help shows it."""
+
+    panel: str
+    module: str
+    function: str | None
+    """None: the module has an `app` of several commands."""
+    takes_rest: bool = False
+    """What follows the first word is not ours, though it may look like an option."""
+
+
+_VERBS = {
+    "up": _Verb(_HERE, "labs", "up"),
+    "run": _Verb(_HERE, "run", "run", takes_rest=True),
+    "ps": _Verb(_HERE, "runs", "ps"),
+    "logs": _Verb(_HERE, "runs", "logs"),
+    "show": _Verb(_HERE, "manage", "show"),
+    "why": _Verb(_HERE, "why", "why"),
+    "stop": _Verb(_HERE, "manage", "stop"),
+    "rm": _Verb(_HERE, "manage", "rm"),
+    "exec": _Verb(_HERE, "labs", "exec_", takes_rest=True),
+    "down": _Verb(_HERE, "labs", "down"),
+    "gc": _Verb(_HERE, "labs", "gc"),
+    "deploy": _Verb(_HOSTS, "deploy", "deploy"),
+    "hosts": _Verb(_HOSTS, "hosts", "hosts"),
+    "trust": _Verb(_HOSTS, "trust", "trust"),
+    "submit": _Verb(_SLURM, "submit", "submit", takes_rest=True),
+    "requeue": _Verb(_SLURM, "submit", "requeue"),
+    "doctor": _Verb(_BEFORE, "doctor", "doctor"),
+    "check": _Verb(_BEFORE, "check", "check"),
+    "render": _Verb(_BEFORE, "render", "render"),
+    "build": _Verb(_BEFORE, "build", "build"),
+    "prove": _Verb(_LEARN, "prove", "prove"),
+    "new": _Verb(_LEARN, "new", "new"),
+    "bench": _Verb(_LEARN, "bench", None),
+    "ckpt": _Verb(_LEARN, "ckpt", None),
+    "lesson": _Verb(_LEARN, "lesson", None),
+    "zoo": _Verb(_LEARN, "zoo", None),
+}
+
+
+class _Commands(Mapping[str, Any]):
+    """The parser's commands by verb, made when they are looked at."""
+
+    def __getitem__(self, name: str) -> Any:
+        verb = _VERBS[name]
+        module = import_module(f"lab.cli.{verb.module}")
+        holder = typer.Typer(pretty_exceptions_enable=False)
+        if verb.function is None:
+            holder.add_typer(module.app, name=name, rich_help_panel=verb.panel)
+        else:
+            function = getattr(module, verb.function)
+            settings: dict[Any, Any] = {}
+            if verb.takes_rest:
+                settings["allow_interspersed_args"] = False
+            named = holder.command(
+                name,
+                help=_help(function),
+                rich_help_panel=verb.panel,
+                context_settings=settings,
+            )
+            named(function)
+        return get_group(holder).commands[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_VERBS)
+
+    def __len__(self) -> int:
+        return len(_VERBS)
+
+
+def _help(function: Any) -> str:
+    """Typer breaks lines where the docstring does; they are wrapped for source, not a terminal."""
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+class _Group(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = _Commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
 
 app = typer.Typer(
     name="lab",
+    cls=_Group,
     help="A multi-node lab for PyTorch: real separate nodes, any torchrun-style script, "
     "and the truth about what happened.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def _add(panel: str, name: str, verb: Callable[..., None], *, takes_rest: bool = False) -> None:
-    """`takes_rest`: what follows the first word is not ours, though it may look like an option."""
-    # Typer breaks lines where the docstring does; they are wrapped for source, not for a terminal.
-    paragraphs = (inspect.getdoc(verb) or "").split("\n\n")
-    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    settings: dict[Any, Any] = {"allow_interspersed_args": False} if takes_rest else {}
-    app.command(name, help=text, rich_help_panel=panel, context_settings=settings)(verb)
-
-
-_HERE = "Labs and runs"
-_add(_HERE, "up", labs.up)
-_add(_HERE, "run", run.run, takes_rest=True)
-_add(_HERE, "ps", runs.ps)
-_add(_HERE, "logs", runs.logs)
-_add(_HERE, "show", manage.show)
-_add(_HERE, "why", why.why)
-_add(_HERE, "stop", manage.stop)
-_add(_HERE, "rm", manage.rm)
-_add(_HERE, "exec", labs.exec_, takes_rest=True)
-_add(_HERE, "down", labs.down)
-_add(_HERE, "gc", labs.gc)
-
-_HOSTS = "Hosts over SSH"
-_add(_HOSTS, "deploy", deploy.deploy)
-_add(_HOSTS, "hosts", hosts.hosts)
-_add(_HOSTS, "trust", trust.trust)
-
-_SLURM = "Jobs of Slurm"
-_add(_SLURM, "submit", submit.submit, takes_rest=True)
-_add(_SLURM, "requeue", submit.requeue)
-
-_BEFORE = "Look before you leap"
-_add(_BEFORE, "doctor", doctor.doctor)
-_add(_BEFORE, "check", check.check)
-_add(_BEFORE, "render", render.render)
-_add(_BEFORE, "build", build.build)
-
-_LEARN = "Learn and measure"
-_add(_LEARN, "prove", prove.prove)
-_add(_LEARN, "new", new.new)
-app.add_typer(bench.app, name="bench", rich_help_panel=_LEARN)
-app.add_typer(ckpt.app, name="ckpt", rich_help_panel=_LEARN)
-app.add_typer(lesson.app, name="lesson", rich_help_panel=_LEARN)
-app.add_typer(zoo.app, name="zoo", rich_help_panel=_LEARN)
 
 
 def _print_version(wanted: bool) -> None:
