@@ -58,15 +58,10 @@ def execute(
             "on Slurm the topology sets the limits: slurm.time in place of a timeout, "
             "slurm.requeues in place of restarts; the grace is the cluster's KillWait"
         )
-    if stall not in (None, Stall()):
-        raise UsageError(
-            "on Slurm nobody looks after a run to see it stall: leave --stall and --on-stall out, "
-            "and ask lab why RUN"
-        )
     run: BatchRun | None = None
     try:
         with progress as tell:
-            run = BatchRun.submit(topology, job, prepare)
+            run = BatchRun.submit(topology, job, prepare, stall)
             tell(f"job {run.job_id} is submitted")
             run.wait_for_start(tell)
         return run.directory, run.follow(listeners)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from signal import Signals
 
 from lab.batch.slurm import JobState
-from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_TIMEOUT
+from lab.batch.why import why_stalled
+from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_STALLED, EXIT_TIMEOUT
 from lab.node.protocol import Message
 from lab.node.task import SHARE
 from lab.runs.failures import Failures
@@ -41,10 +42,15 @@ def judge(told: Told) -> Verdict:
     at: dict[int, float] = {}  # by rank: its last event
     # When Slurm ends the job, or srun the others because one has failed, it is nobody's failure.
     is_ending = told.job.state in (*TIME_IS_UP, *CALLED_OFF, *NODE_LOST)
+    is_stalled = False
     for message in told.events:
         rank, node = message["rank"], message["node"]
         at[rank] = message["at"]
-        if message["type"] == "exception":
+        if message["type"] == "stop":  # from here on ranks end because they are to
+            is_stalled = True
+        elif is_stalled:
+            ended |= {rank} if message["type"] == "exit" and message["code"] != 0 else set()
+        elif message["type"] == "exception":
             failures.on_exception(node, message)
         elif message["type"] == "context":
             failures.on_context(node, message)
@@ -56,7 +62,7 @@ def judge(told: Told) -> Verdict:
             is_ending = True
     seconds = round(max(at.values()) - min(m["at"] for m in told.events), 3) if at else 0.0
     silent = _silent(told)
-    first = _first(told, failures, silent)
+    first = failures.first if is_stalled else _first(told, failures, silent)
     if first is not None:
         return Verdict(
             first.kind,
@@ -68,8 +74,20 @@ def judge(told: Told) -> Verdict:
             ended=tuple(sorted((ended | silent.keys()) - {first.rank})),
             seconds=seconds,
         )
-    kind, code, summary = _without_failure(told)
-    return Verdict(kind, code, summary, ended=tuple(sorted(ended | silent.keys())), seconds=seconds)
+    why = why_stalled(told.events)
+    kind: Kind
+    if is_stalled and why is not None:
+        kind, code, summary = "stalled", EXIT_STALLED, f"no rank made progress: {why.summary}"
+    else:
+        kind, code, summary = _without_failure(told)
+    return Verdict(
+        kind,
+        code,
+        summary,
+        ended=tuple(sorted(ended | silent.keys())),
+        why=None if kind == "ok" else why,
+        seconds=seconds,
+    )
 
 
 def _of_the_last_world(events: Sequence[Message]) -> list[Message]:

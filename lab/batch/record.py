@@ -6,13 +6,25 @@ See `lab.node.task` for what they write: nobody tells us, since nobody drives th
 import codecs
 import contextlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lab.node.protocol import Message
 from lab.node.task import EVENTS
-from lab.topology import Topology
+
+if TYPE_CHECKING:
+    from lab.topology import Topology
+
+
+def nodes_of(topology: "Topology") -> dict[str, Any]:
+    """What `lab.node.task.NODES` says of a topology."""
+    return {
+        "topology": topology.name,
+        "names": [node.name for node in topology.nodes],
+        "slots": [node.slots for node in topology.nodes],
+        "elastic": topology.is_elastic,
+    }
 
 
 class Tail:
@@ -68,13 +80,18 @@ class RankRecord:
 class Record:
     """All ranks of a job."""
 
-    def __init__(self, run: Path, topology: Topology) -> None:
-        nodes = [node.name for node in topology.nodes]
+    def __init__(self, run: Path, nodes: Mapping[str, Any]) -> None:
+        """`nodes`: see `nodes_of`."""
+        self.nodes: list[str] = nodes["names"]
+        self.is_elastic: bool = nodes["elastic"]
+        counts = zip(self.nodes, nodes["slots"], strict=True)
+        self.places = dict(enumerate(name for name, slots in counts for _ in range(slots)))
+        """By rank its node, as the topology has it."""
         self._ranks = [
-            RankRecord(run / name, name, rank.rank)
-            for rank in topology.ranks()
+            RankRecord(run / name, name, rank)
+            for rank, place in self.places.items()
             # With fewer nodes than asked for, torchrun numbers them as they come.
-            for name in (nodes if topology.is_elastic else [rank.node.name])
+            for name in (self.nodes if self.is_elastic else [place])
         ]
         self.restart = -1
         """How often the job has begun again, as far as its ranks have told."""
@@ -83,16 +100,20 @@ class Record:
 
     def read(
         self,
-        log: Callable[[str, int, str, str], Any],
+        log: Callable[[str, int, str, str], Any] | None,
         event: Callable[[Message], Any],
     ) -> None:
-        """Hand on what is new: output first, since a rank wrote it before it ended."""
+        """Hand on what is new: output first, since a rank wrote it before it ended.
+
+        Without `log` it is not read, which may be much.
+        """
         new: list[dict[str, Any]] = []
         for rank in self._ranks:
             # Asked for before the output: what was written before an event is read with it.
             events = rank.events()
-            for stream, text in rank.logs():
-                log(rank.node, rank.rank, stream, text)
+            if log is not None:
+                for stream, text in rank.logs():
+                    log(rank.node, rank.rank, stream, text)
             new += events
         for message in sorted(new, key=lambda message: float(message["at"])):
             if message["type"] == "started" and message["restart"] > self.restart:

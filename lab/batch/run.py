@@ -9,7 +9,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from lab.batch.code import link_code, remove_unused
 from lab.batch.heard import Heard
 from lab.batch.judge import Told, judge
 from lab.batch.login import login_of
-from lab.batch.record import Record
+from lab.batch.record import Record, nodes_of
 from lab.batch.script import render_sbatch
 from lab.batch.slurm import JobState, Slurm, end_in_output
 from lab.batch.states import ASK_EVERY, states, was_active_just_now
@@ -30,6 +30,7 @@ from lab.runs.files import write_atomically, write_json
 from lab.runs.hints import hint_for
 from lab.runs.job import Job
 from lab.runs.listener import Listener
+from lab.runs.stall import Stall
 from lab.runs.verdict import Verdict
 from lab.topology import Topology, load_topology
 
@@ -62,14 +63,18 @@ class BatchRun:
         topology: Topology,
         job: Job,
         prepare: Callable[[Path], None] | None = None,
+        stall: Stall | None = None,
     ) -> "BatchRun":
         """Submit a job; returns as soon as Slurm has it.
+
+        Where its ranks stall, it finds out by itself why, and ends if that is wanted.
 
         Raises:
             UsageError: the job cannot be had on Slurm.
             LabError: sbatch does not take it; nothing of the run is left.
         """
-        _check(topology, job)
+        stall = Stall() if stall is None else stall
+        _check(topology, job, stall)
         script = render_sbatch(topology, job.command)
         directory = RunDirectory.create(topology, job)
         path = directory.path
@@ -78,7 +83,7 @@ class BatchRun:
         try:
             with explained(path):
                 write_atomically(path / SCRIPT, script)
-                write_json(path / NODES, _nodes(topology))
+                write_json(path / NODES, nodes_of(topology) | _watch(stall))
                 _write_environment(path / ENVIRONMENT, job.variables)
                 link_code(path)
                 if prepare is not None:
@@ -123,7 +128,7 @@ class BatchRun:
 
         `tell` hears in words where the job is, whenever that changes.
         """
-        record = Record(self.directory.path, self.topology)
+        record = Record(self.directory.path, nodes_of(self.topology))
         said = ""
         while not record.started and not self.has_ended:
             state = self._patient_state()
@@ -141,7 +146,7 @@ class BatchRun:
         Called again after an interrupt it goes on where it was, for the same listeners.
         """
         if self._following is None:
-            record = Record(self.directory.path, self.topology)
+            record = Record(self.directory.path, nodes_of(self.topology))
             self._following = record, Heard(self.directory, self.topology, listeners)
         record, heard = self._following
         while True:
@@ -244,12 +249,17 @@ def ask_first(topology: Topology, job: Job) -> str:
         return slurm_of(topology, job.cwd).test(Path(file.name))
 
 
-def _check(topology: Topology, job: Job) -> None:
+def _check(topology: Topology, job: Job, stall: Stall) -> None:
     """Raises UsageError where a run on Slurm cannot have what the job asks for."""
     if topology.slurm.array is not None:
         raise UsageError(
             "slurm.array: a run is one job: submit each by itself, or take the script: "
             "lab render --as sbatch"
+        )
+    if stall.stop and topology.is_elastic:
+        raise UsageError(
+            "torchrun begins again where ranks of a job end that goes on with fewer nodes: leave "
+            "--on-stall stop out"
         )
     if not job.python or job.requirements is not None:
         raise UsageError(
@@ -264,18 +274,14 @@ def _check(topology: Topology, job: Job) -> None:
         )
 
 
+def _watch(stall: Stall) -> dict[str, Any]:
+    """What the ranks' tasks are told of it: see `lab.node.task`."""
+    judge = ["-P", "-m", "lab.batch.inquiry"]
+    return {"stall": {**asdict(stall), "judge": judge}} if stall.after else {}
+
+
 def _write_environment(path: Path, env: Mapping[str, str]) -> None:
     """The variables of one run, for its job script alone: there may be tokens among them."""
     text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
-
-
-def _nodes(topology: Topology) -> dict[str, Any]:
-    """See `lab.node.task`."""
-    return {
-        "topology": topology.name,
-        "names": [node.name for node in topology.nodes],
-        "slots": [node.slots for node in topology.nodes],
-        "elastic": topology.is_elastic,
-    }

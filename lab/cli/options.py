@@ -2,11 +2,15 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lab.cli.durations import seconds
 from lab.errors import UsageError
+
+if TYPE_CHECKING:
+    from lab.runs.stall import Stall
 
 TopologyOption = Annotated[
     str | None,
@@ -86,6 +90,35 @@ RankOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+StallOption = Annotated[
+    str,
+    typer.Option(
+        "--stall",
+        metavar="TIME",
+        help="Say why when no rank makes progress for so long; 0: never.",
+    ),
+]
+OnStallOption = Annotated[
+    str,
+    typer.Option(
+        "--on-stall",
+        metavar="WHAT",
+        help="Then go on (report), or end the run with exit code 75 (stop).",
+    ),
+]
+
+
+def stall_of(after: str, then: str) -> "Stall":
+    """What `--stall` and `--on-stall` ask for.
+
+    Raises:
+        UsageError: they are none.
+    """
+    from lab.runs.stall import Stall
+
+    return Stall.of(0.0 if after == "0" else seconds(after, "--stall"), then)
 
 
 def chosen_ranks(texts: list[str] | None, world_size: int) -> frozenset[int] | None:

@@ -23,10 +23,13 @@ from lab.cli.options import (
     JsonOption,
     NodesOption,
     OnOption,
+    OnStallOption,
     RankOption,
     SlotsOption,
+    StallOption,
     TopologyOption,
     chosen_ranks,
+    stall_of,
 )
 from lab.cli.output import say
 from lab.errors import UsageError
@@ -152,21 +155,8 @@ def run(
             show_default=False,
         ),
     ] = None,
-    stall: Annotated[
-        str,
-        typer.Option(
-            metavar="TIME",
-            help="Say why when no rank makes progress for so long; 0: never.",
-        ),
-    ] = "60s",
-    on_stall: Annotated[
-        str,
-        typer.Option(
-            "--on-stall",
-            metavar="WHAT",
-            help="Then go on (report), or end the run with exit code 75 (stop).",
-        ),
-    ] = "report",
+    stall: StallOption = "60s",
+    on_stall: OnStallOption = "report",
     collect: Annotated[
         list[str] | None,
         typer.Option(
@@ -214,7 +204,7 @@ def run(
     from lab.topology import load_topology
 
     limit = None if timeout is None else seconds(timeout, "--timeout")
-    watch = _stall(stall, on_stall)
+    watch = stall_of(stall, on_stall)
     if detach and as_json:
         raise UsageError("--detach prints the run's id; leave --json out, then lab show --json ID")
     if as_json and (quiet or rank):
@@ -264,12 +254,6 @@ def run(
         JsonConsole().event({"type": "verdict", **verdict.to_json()})
         raise typer.Exit(verdict.exit_code)
     raise typer.Exit(_finish(go([console], stdin=stdin), quiet))
-
-
-def _stall(after: str, then: str) -> "Stall":
-    from lab.runs.stall import Stall
-
-    return Stall.of(0.0 if after == "0" else seconds(after, "--stall"), then)
 
 
 def _finish(outcome: "tuple[RunDirectory, Verdict]", quiet: bool) -> int:

@@ -13,9 +13,12 @@ from lab.cli.options import (
     BackendOption,
     JsonOption,
     NodesOption,
+    OnStallOption,
     RunArgument,
     SlotsOption,
+    StallOption,
     TopologyOption,
+    stall_of,
 )
 from lab.cli.output import say
 from lab.errors import UsageError
@@ -49,6 +52,8 @@ def submit(
     audit: Annotated[
         bool, typer.Option("--audit", help="Look for what is silently wrong with the training.")
     ] = False,
+    stall: StallOption = "60s",
+    on_stall: OnStallOption = "report",
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the job.")] = False,
     test_only: Annotated[
         bool, typer.Option("--test-only", help="Ask sbatch when it would begin; submit nothing.")
@@ -63,6 +68,7 @@ def submit(
     from lab.runs import Job, job_variables
     from lab.topology import load_topology
 
+    watch = stall_of(stall, on_stall)
     loaded = load_topology(topology, nodes=nodes, slots=slots, on="slurm", backend=backend)
     job = Job.from_command_line(
         words or [],
@@ -75,7 +81,7 @@ def submit(
     if test_only:
         print(ask_first(loaded, job))
         return
-    run = BatchRun.submit(loaded, job)
+    run = BatchRun.submit(loaded, job, stall=watch)
     if as_json:
         print(json.dumps({"run": run.directory.id, "job": run.job_id}))
     else:

@@ -6,7 +6,10 @@ controller, and ends as the rank ends:
 
     <run>/<node>/rank3.out, rank3.err      what the rank wrote; it goes to stdout and stderr as well
     <run>/<node>/rank3.events.jsonl        messages of `lab.node.protocol`, with the time as `at`
-    <run>/why/<number>/rank3.json          its `state`, when `lab why` has asked for it
+    <run>/why/<number>/rank3.json          its `state`, when it was asked for (`lab.node.questions`)
+
+An event `why` says that no rank makes progress (`because`, `stalled_s`, `finding`; `rank`: whose
+task had them asked), `progress` that they go on after all, `stop` that they are ended for it.
 
 Its own place comes from the rank's variables; LAB_RUN_DIR names the run directory, and `nodes.json`
 there the nodes' names and slots.
@@ -26,20 +29,30 @@ from typing import Any
 
 from lab.node import memory, processes
 from lab.node.environment import launch_environment, rank_environment
+from lab.node.lookout import Lookout
 from lab.node.meeting import read, write_whole
 from lab.node.pipes import STREAMS, Pipes
 from lab.node.placeholders import fill
 from lab.node.probing import Probing
 from lab.node.protocol import encode
-from lab.node.questions import question, rank_answer
+from lab.node.questions import asked, question, rank_answer
 from lab.node.spawn import RankStart, spawn_cold
 
 NODES = "nodes.json"
-"""In the run directory: `{"topology": NAME, "names": [...], "slots": [...], "elastic": BOOL}`."""
+"""In the run directory: `{"topology": NAME, "names": [...], "slots": [...], "elastic": BOOL}`.
+
+Where ranks that wait are to be noticed also `stall`: `after` (seconds), `stop` (whether they are
+ended then) and `judge` (what Python runs then; the run directory and `after` come behind it)."""
 EVENTS = "events.jsonl"
 SHARE = "the folder that a job is submitted from must be on a file system that all hosts share"
 LOOK_EVERY = 1.0
 """Seconds between two looks for a question; the file system serves everybody."""
+TICK = 0.5
+"""Seconds between two looks at what is due here."""
+STALL_GRACE = 1.0
+"""Seconds between SIGTERM and SIGKILL for a rank that waits in vain."""
+OWN = 0
+"""The number of questions that are the task's own: those of others are times."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What ends the rank, too. SIGUSR2, the warning, reaches each process of the job by itself."""
 
@@ -91,8 +104,14 @@ def place_of(env: Mapping[str, str], nodes: Mapping[str, Any]) -> tuple[str, dic
 class Task:
     """One rank, from its start to its end."""
 
-    def __init__(self, node: str, env: Mapping[str, str], command: Sequence[str]) -> None:
-        """`env` is all that the rank finds."""
+    def __init__(
+        self,
+        node: str,
+        env: Mapping[str, str],
+        command: Sequence[str],
+        stall: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`env` is all that the rank finds; `stall`: see `NODES`."""
         self._node = node
         self._env = env
         self._command = fill(command, env)
@@ -108,6 +127,12 @@ class Task:
         self._probing = Probing(self._selector, self._report, str(Path.cwd()))
         self._asked = question(self._run)
         self._look_at = 0.0  # for another question
+        self._states: dict[int, dict[str, Any]] = {}
+        """By question what is to be answered, once other nodes have been tried."""
+        self._lookout: Lookout | None = None
+        if stall is not None:
+            self._lookout = Lookout(self._run, env, stall, self._report)
+        self._kill_at: float | None = None
         self._code: int | None = None
         """As the system says it: -n for signal n."""
 
@@ -141,9 +166,12 @@ class Task:
         self._pipes.add(self._rank, dict(zip(STREAMS, reads, strict=True)))
         self._selector.register(wakeup, selectors.EVENT_READ, lambda: self._on_signals(wakeup, pid))
         while self._code is None:
-            for key, _ in self._selector.select(LOOK_EVERY):
+            for key, _ in self._selector.select(TICK):
                 key.data()
             self._look_for_question(pid)
+            self._look_out(pid)
+        if self._lookout is not None:
+            self._lookout.close()
         processes.kill_descendants(os.getpid())
         self._pipes.end(self._rank)
         number = -self._code if self._code < 0 else None
@@ -156,33 +184,77 @@ class Task:
     def _on_signals(self, wakeup: int, pid: int) -> None:
         for number in set(os.read(wakeup, 4096)) - {signal.SIGCHLD}:
             processes.signal_group(pid, number)
-        self._code = processes.reap().get(pid, self._code)
+        ended = processes.reap()
+        self._code = ended.get(pid, self._code)
+        if self._lookout is not None and self._code is None:
+            self._lookout.on_ended(ended)
 
     def _look_for_question(self, pid: int) -> None:
         self._probing.look()
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + LOOK_EVERY
-        number = question(self._run)
-        if number is not None and number != self._asked:
-            self._asked = number
-            self._probing.ask({"id": number, "what": "state"}, {self._rank: pid})
+        found = asked(self._run)
+        if found and found["number"] != self._asked:
+            self._asked = found["number"]
+            message = {"id": found["number"], "what": found.get("what", "state")}
+            if self._rank in found.get("by", ()):
+                peers = found["peers"]
+                message["peers"] = {name: peers[name] for name in peers if name != self._node}
+                if found["master"]:
+                    master = self._env["MASTER_ADDR"], int(self._env["MASTER_PORT"])
+                    message["master"] = master
+            self._probing.ask(message, {self._rank: pid})
 
-    def _answer(self, **state: Any) -> None:
+    def _look_out(self, pid: int) -> None:
+        """Whether the rank goes on."""
+        if self._lookout is None:
+            return
+        if self._lookout.is_due():
+            self._probing.ask({"id": OWN, "what": "pulse"}, {self._rank: pid})
+        self._lookout.step()
+        if self._lookout.wants_end:
+            now = time.monotonic()
+            if self._kill_at is None:
+                self._kill_at = now + STALL_GRACE
+                grace = {"grace": STALL_GRACE, "ranks": [self._rank]}
+                self._report("stop", rank=self._rank, because="stall", **grace)
+                processes.signal_group(pid, signal.SIGTERM)
+            elif now >= self._kill_at:
+                processes.signal_group(pid, signal.SIGKILL)
+
+    def _on_state(self, state: dict[str, Any]) -> None:
+        if state["id"] == OWN:
+            if self._lookout is not None:
+                self._lookout.on_pulse(state)
+        else:
+            self._states[state["id"]] = state
+
+    def _answer(self, probed: Mapping[str, Any]) -> None:
+        """To a question of others, once all is known."""
+        state = self._states.pop(probed["id"], None)
+        if state is None:  # one of our own
+            return
         path = rank_answer(self._run, state["id"], self._rank)
+        known = {} if self._lookout is None else self._lookout.to_json()
+        tried = {name: probed[name] for name in ("port", "ptrace", "peers", "master")}
+        meets = f"{self._env['MASTER_ADDR']}:{self._env['MASTER_PORT']}"
+        told = {"at": time.time(), "node": self._node, "meets": meets}
         with contextlib.suppress(OSError):  # a full disk is not the rank's affair
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, {"at": time.time(), "node": self._node, **state})
+            write_whole(path, {**told, **known, **state, "tried": tried})
 
     def _report(self, type: str, **fields: Any) -> None:  # noqa: A002 - the field's name
         if type == "log":
             data = fields["data"].encode("utf-8", "surrogateescape")
             self._logs[fields["stream"]].write(data)
             os.write(1 if fields["stream"] == "out" else 2, data)
+            if self._lookout is not None:
+                self._lookout.on_output()
         elif type == "probed":
-            return  # no other node was tried
+            self._answer(fields)
         elif type == "state" and "id" in fields:
-            self._answer(**fields)
+            self._on_state(fields)
         else:
             message = {"at": time.time(), "type": type, "node": self._node, **fields}
             self._events.write(encode(message))
@@ -202,7 +274,7 @@ def main() -> int:
     slots = int(os.environ["LOCAL_WORLD_SIZE"])
     env = {**launch_environment(os.environ, {}, slots), **contract}
     try:
-        task = Task(node, env, command)
+        task = Task(node, env, command, nodes.get("stall"))
     except OSError as error:
         where = f"{error.filename} cannot be written on {socket.gethostname()}"
         return _refuse(f"{where}: {error.strerror}")

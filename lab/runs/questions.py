@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import LabError
-from lab.node.questions import ASK, FOLDER, question
+from lab.node.questions import ASK, FOLDER, put, question
 from lab.runs.directory import RunDirectory, explained
 from lab.runs.files import write_json
 
@@ -22,14 +22,8 @@ def ask(run: RunDirectory) -> int:
     Raises:
         LabError: the run directory cannot be written.
     """
-    folder = run.path / FOLDER
     with explained(run.path):
-        folder.mkdir(exist_ok=True)
-        # Also where the clock was set back, or that of another machine that asked is ahead.
-        before = [int(path.stem) for path in folder.glob("[0-9]*") if path.stem.isdecimal()]
-        number = max(time.time_ns(), *(n + 1 for n in (*before, question(run.path) or 0)))
-        write_json(folder / ASK, {"number": number})
-    return number
+        return put(run.path)
 
 
 def wait(run: RunDirectory, number: int) -> dict[str, Any]:

@@ -187,6 +187,48 @@ def test_the_first_failure_wins(lab: Patient, launcher: str) -> None:
     assert (told["first"]["file"], told["first"]["line"]) == ("script.py", 2)
 
 
+ONE_SLEEPS = """
+import os, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 1:
+    time.sleep(600)
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_a_stall_is_judged_though_nobody_waits_for_the_job(lab: Patient, launcher: str) -> None:
+    stall = ["--stall", "3s", "--on-stall", "stop"]
+    file = lab.topology(launcher=launcher, nodes="2")
+    _, run = lab.submit("-t", file, *stall, lab.script(ONE_SLEEPS))
+    wait_until((run / "ended").exists)  # by itself
+    lab("ps")
+    told = verdict(run)
+    assert (told["kind"], told["exit_code"]) == ("stalled", 75)
+    why = told["why"]
+    assert (why["kind"], why["ranks"], why["nodes"]) == ("busy-alone", [1], ["node1"])
+    assert (why["file"], why["line"]) == ("script.py", 7)
+    assert why["innocent"][0]["ranks"] == [0]
+
+
+def test_a_job_that_hangs_is_asked_why(lab: Patient) -> None:
+    file = lab.topology(launcher="srun", nodes="2")
+    _, run = lab.submit("-t", file, "--stall", "0", lab.script(ONE_SLEEPS))
+
+    def asked() -> Mapping[str, Any]:
+        done = lab("why", "--json", run.name)
+        finding = json.loads(done.stdout)["finding"] if done.returncode == 0 else None
+        return finding or {"kind": None}
+
+    wait_until(lambda: asked()["kind"] == "busy-alone")  # ranks wait for others in the beginning
+    assert (asked()["ranks"], asked()["line"]) == ([1], 7)
+    evidence = json.loads(read(run / "why.json"))["evidence"]
+    peers = {name: node["peers"] for name, node in evidence["nodes"].items()}
+    assert peers == {"node0": {"node1": "ok"}, "node1": {"node0": "ok"}}
+
+
 def test_submit_ps_logs_stop_rm(lab: Patient) -> None:
     job, run = lab.submit("-t", lab.topology(launcher="srun", nodes="1"), lab.script(WAITS))
     wait_until(lambda: "here" in lab("logs", run.name).stdout)

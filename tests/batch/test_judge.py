@@ -6,6 +6,7 @@ import pytest
 
 from lab.batch.judge import Told, judge
 from lab.batch.slurm import JobState
+from lab.diagnose.finding import Finding
 from lab.node.protocol import Message
 from lab.topology import parse_topology
 
@@ -138,3 +139,26 @@ def test_an_elastic_job_that_went_on_without_what_it_lost_ended_well() -> None:
         assert verdict.summary == "1 rank ended well"
     verdict = judge(told(*first_world, topology=elastic))
     assert verdict.kind == "exception"
+
+
+def test_ranks_that_were_ended_since_they_waited_in_vain() -> None:
+    finding = Finding("busy-alone", "error", "rank 1 sleeps", ranks=(1,))
+    because = {"node": "node0", "rank": 0, "because": "stall"}
+    why = {"at": 4.0, "type": "why", **because, "stalled_s": 3.0, "finding": finding.to_json()}
+    stop = {"at": 4.1, "type": "stop", **because, "grace": 1.0, "ranks": [0]}
+    events = ended(0, 143, 5.0, 15), raised(1, "RuntimeError", LOST, 5.1), ended(1, 1, 5.2)
+    verdict = judge(told(*BEGAN, why, stop, *events))
+    assert (verdict.kind, verdict.exit_code, verdict.first) == ("stalled", 75, None)
+    assert (verdict.why, verdict.ended) == (finding, (0, 1))
+
+
+def test_what_the_ranks_waited_for_is_told_of_a_job_whose_time_is_up() -> None:
+    finding = Finding("paused", "error", "rank 1 is paused", ranks=(1,))
+    where = {"node": "node0", "rank": 0, "because": "stall", "stalled_s": 3.0}
+    why = {"at": 4.0, "type": "why", **where, "finding": finding.to_json()}
+    killed = ended(0, 143, 9.0, 15), ended(1, 137, 9.0, 9)
+    verdict = judge(told(*BEGAN, why, *killed, state="TIMEOUT", code=None))
+    assert (verdict.kind, verdict.why) == ("timeout", finding)
+    went_on = {"at": 5.0, "type": "progress", "node": "node0", "rank": 0}
+    verdict = judge(told(*BEGAN, why, went_on, *killed, state="TIMEOUT", code=None))
+    assert (verdict.kind, verdict.why) == ("timeout", None)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lab.batch.record import Record
+from lab.batch.record import Record, nodes_of
 from lab.topology import parse_topology
 
 
@@ -13,7 +13,7 @@ class Files:
 
     def __init__(self, run: Path, topology: str = "{nodes: 2, on: slurm}") -> None:
         self.run = run
-        self.record = Record(run, parse_topology(topology))
+        self.record = Record(run, nodes_of(parse_topology(topology)))
         self.logs: list[tuple[str, int, str, str]] = []
         self.events: list[tuple[str, int]] = []
 

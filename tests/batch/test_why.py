@@ -1,6 +1,8 @@
 """Why a job of Slurm hangs or has failed: what is made of its ranks' files."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -8,9 +10,14 @@ from typing import Any
 
 import pytest
 
-from lab.batch.why import ask_ranks, judge_failure
+from lab.batch import inquiry
+from lab.batch.record import nodes_of
+from lab.batch.why import ask_ranks, judge_failure, why_stalled
+from lab.diagnose.finding import Finding
 from lab.errors import LabError
-from lab.node.questions import question
+from lab.node.meeting import write_whole
+from lab.node.questions import asked, rank_answer
+from lab.node.task import NODES
 from lab.runs.directory import RunDirectory
 from lab.runs.verdict import Failure
 from lab.topology import load_topology
@@ -29,7 +36,7 @@ def run(tmp_path: Path) -> RunDirectory:
 def write_events(run: RunDirectory, rank: int, *events: dict[str, Any]) -> None:
     folder = run.path / f"node{rank}"
     folder.mkdir(exist_ok=True)
-    started = {"type": "started", "pid": 100 + rank, "restart": 0}
+    started = {"type": "started", "pid": 100 + rank, "host": f"host{rank}", "restart": 0}
     lines = [
         json.dumps({"at": float(at), "rank": rank, "node": f"node{rank}", **event})
         for at, event in enumerate((started, *events))
@@ -50,17 +57,30 @@ def probe(line: int) -> dict[str, Any]:
     }
 
 
-def answer(run: RunDirectory, rank: int) -> None:
-    """As a rank's task does, when the question comes."""
-    while (number := question(run.path)) is None:
-        time.sleep(0.01)
-    path = run.path / "why" / str(number) / f"rank{rank}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+PEER = {"port": 5000, "ptrace": None, "peers": {"node1": "refused"}, "master": None}
+
+
+def answer(run: RunDirectory, rank: int, still_s: float = 0.0) -> None:
+    """As a rank's task does, when the questions come: for a pulse, then for all there is."""
     process = {"state": "S", "cpu_s": 1.0, "threads": 2, "busy": False}
     state = {"rank": rank, "process": process, "source": "probe", "error": None}
-    temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps({**state, "probe": probe(7)}))
-    temporary.replace(path)
+    place = {"node": f"node{rank}", "meets": "node0:29500", "tried": PEER}
+    last = None
+    while (what := asked(run.path)).get("what") != "state" or what["number"] == last:
+        if what and what["number"] != last:
+            last = what["number"]
+            write_answer(run, last, rank, {**state, **place, "still_s": still_s, "probe": {}})
+        time.sleep(0.01)
+    assert what["master"], "no rank has been seen in a process group"
+    pulses = [{"at": 1.0, "process": process, "probe": {"seqs": {}, "where": "train.py:6"}}]
+    told = {**state, **place, "probe": probe(7), "pulses": pulses, "last_output": 0.5}
+    write_answer(run, what["number"], rank, told)
+
+
+def write_answer(run: RunDirectory, number: int, rank: int, told: dict[str, Any]) -> None:
+    path = rank_answer(run.path, number, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, told)
 
 
 def test_ranks_are_asked_through_the_run_directory(run: RunDirectory) -> None:
@@ -77,6 +97,12 @@ def test_ranks_are_asked_through_the_run_directory(run: RunDirectory) -> None:
     assert [known["pid"] for known in evidence["ranks"].values()] == [100, 101]
     assert [known["source"] for known in evidence["ranks"].values()] == ["probe", "probe"]
     assert [node["answered"] for node in evidence["nodes"].values()] == [True, True]
+    assert evidence["master"] == "node0:29500"
+    assert evidence["nodes"]["node0"]["peers"] == {"node1": "refused"}
+    assert [pulse["where"] for pulse in evidence["ranks"]["0"]["pulses"]] == [
+        "train.py:6",
+        "train.py:7",
+    ]
     assert json.loads((run.path / "why.json").read_text()) == json.loads(json.dumps(told))
 
 
@@ -88,7 +114,7 @@ def test_a_job_without_ranks_cannot_be_asked(run: RunDirectory) -> None:
 def test_a_job_none_of_whose_ranks_answers_is_not_judged(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lab.batch.why.PATIENCE", 0.2)
+    monkeypatch.setattr("lab.batch.inquiry.PATIENCE", 0.2)
     write_events(run, 0)
     with pytest.raises(LabError, match="no rank of run 20260101-pair answers"):
         ask_ranks(run)
@@ -118,3 +144,42 @@ def test_the_last_words_of_ranks_that_raised_are_judged(run: RunDirectory) -> No
     evidence = json.loads((run.path / "why.json").read_text())["evidence"]
     assert evidence["ranks"]["1"]["threads"][0]["frames"][0]["line"] == 5
     assert evidence["ranks"]["1"]["ended"] == {"code": 1, "signal": None}
+
+
+def test_a_stall_is_judged_in_the_job_by_python_alone(run: RunDirectory) -> None:
+    for rank in range(2):
+        write_events(run, rank)
+    nodes = nodes_of(load_topology(str(run.path / "topology.yaml")))
+    write_whole(run.path / NODES, nodes)
+    stills = (30.0, 20.0)
+    ranks = [threading.Thread(target=answer, args=(run, *one)) for one in enumerate(stills)]
+    for thread in ranks:
+        thread.start()
+    # Without the packages that a controller has.
+    code = f"""
+import runpy, sys
+sys.modules.update(dict.fromkeys(("pydantic", "ruamel", "typer", "docker", "torch")))
+sys.argv = ["-m", {str(run.path)!r}, "20"]
+runpy.run_module({inquiry.__name__!r}, run_name="__main__")
+"""
+    argv = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    for thread in ranks:
+        thread.join()
+    assert done.returncode == 0, done.stderr
+    evidence = json.loads((run.path / "why.json").read_text())["evidence"]
+    assert (evidence["because"], evidence["stalled_s"]) == ("stall", 20.0)
+
+
+def test_a_stall_counts_until_the_ranks_go_on() -> None:
+    def why(kind: str) -> dict[str, Any]:
+        return {"type": "why", "finding": Finding(kind, "error", "").to_json()}  # type: ignore[arg-type]
+
+    ended = why("failed")
+    assert why_stalled([why("paused"), {"type": "progress"}]) is None
+    again = why_stalled([why("paused"), {"type": "progress"}, why("data-loader")])
+    assert again is not None
+    assert again.kind == "data-loader"
+    stopped = why_stalled([why("paused"), {"type": "stop"}, ended])
+    assert stopped is not None
+    assert stopped.kind == "paused", "what comes then is lab's own doing"

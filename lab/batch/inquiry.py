@@ -1,0 +1,146 @@
+"""What the ranks of a job of Slurm do: asked through the run directory, and judged.
+
+Nobody drives such a job: each rank's `lab.node.task` looks for a question there and answers beside
+it. `lab why` asks so, and so does `python -P -m lab.batch.inquiry RUN SECONDS` in the job itself:
+the task of a rank that has waited for too long starts it (`lab.node.lookout`). It ends once the
+ranks have made no progress for so many seconds and why.json says why; it needs nothing but Python's
+own library.
+"""
+
+import contextlib
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from lab.batch.record import Record as Files
+from lab.diagnose.why import diagnose
+from lab.errors import LabError
+from lab.node.lookout import ANSWER
+from lab.node.meeting import read, write_whole
+from lab.node.protocol import Message
+from lab.node.questions import put, rank_answer
+from lab.node.task import NODES
+from lab.runs.evidence import SCHEMA, Record
+
+PATIENCE = 8.0
+"""Seconds for the ranks' answers: they look once a second, on a file system that may lag."""
+POLL = 0.1
+LEAST = 1.0
+"""Seconds between two questions whether there has been progress."""
+SLURMD_PORT = 6818
+"""Where each host listens, unless its administrator has said otherwise: the port that is tried of a
+host whose ranks have not told theirs. One that refuses is there, too."""
+
+
+class Inquiry:
+    """Of one job."""
+
+    def __init__(self, run: Path, files: Files) -> None:
+        """`files`: what its ranks have written so far."""
+        self._run = run
+        self._files = files
+        self._record = Record(files.places, files.nodes)
+        self._ports: dict[str, int] = {}
+        self.name = run.name
+
+    def ask(self, because: str, stalled_s: float | None = None) -> dict[str, Any]:
+        """What why.json holds: asked of all ranks that run now, and written down.
+
+        Raises:
+            LabError: none has begun, or none answers.
+        """
+        if not self._ports:  # the first round tells where the hosts can be tried
+            self._round("pulse")
+        answers, awaited = self._round("state", **self._visits())
+        if not answers:
+            raise LabError(
+                f"no rank of run {self.name} answers in {PATIENCE:g} s: its hosts may be paused or "
+                "cut off from the run directory; lab ps says where the job is"
+                if awaited
+                else f"the ranks of run {self.name} have ended meanwhile: lab show {self.name}"
+            )
+        for rank, state in answers.items():
+            self._record.ranks[rank].state = state
+            self._record.ranks[rank].last_output = state.get("last_output")
+            self._record.on_node(state["node"], state["tried"])
+            self._record.master = state["meets"]
+        for name, node in self._record.nodes.items():
+            own = {rank for rank, known in self._record.ranks.items() if known.node == name}
+            node.answered = not own & awaited or bool(own & answers.keys())
+        return settled(self._run, self._record.evidence(because, stalled_s, None))
+
+    def wait_for_stall(self, limit: float) -> float:
+        """Return once no rank has made progress for so long; the seconds that it has been."""
+        while True:
+            answers, _ = self._round("pulse")
+            still = min((one.get("still_s", 0.0) for one in answers.values()), default=limit)
+            if still >= limit - POLL:
+                return still
+            time.sleep(max(LEAST, limit - still))
+
+    def _round(self, what: str, **more: Any) -> tuple[dict[int, Message], set[int]]:
+        """Ask all ranks that run now; what those say that answer, and who was waited for."""
+        awaited = self._living()
+        if not awaited:
+            raise LabError(f"no rank of run {self.name} runs now; lab ps says where the job is")
+        number, asked = put(self._run, what=what, **more), time.time()
+        answers: dict[int, Message] = {}
+        give_up = time.monotonic() + PATIENCE
+        while awaited - answers.keys() and time.monotonic() < give_up:
+            time.sleep(POLL)
+            for rank in awaited - answers.keys():
+                state = read(rank_answer(self._run, number, rank))
+                if isinstance(state, dict):
+                    answers[rank] = state
+            awaited &= self._living()  # nobody waits for who has ended meanwhile
+        for rank, state in answers.items():
+            known = self._record.ranks[rank]
+            known.pulses.clear()
+            for pulse in state.get("pulses", ()):  # what its own task has seen
+                known.beat(pulse, pulse["at"])
+            known.beat(state, asked)
+            self._ports[known.node] = state["tried"]["port"] or SLURMD_PORT
+        return answers, awaited
+
+    def _living(self) -> set[int]:
+        self._files.read(None, self._record.on_message)
+        if self._files.is_elastic:  # some nodes may not have been there
+            for rank in self._record.ranks.keys() - self._files.started:
+                del self._record.ranks[rank]
+        return self._files.silent
+
+    def _visits(self) -> dict[str, Any]:
+        """Who is to try to reach whom: of each node one rank all others, and the rendezvous."""
+        hosts = {m["node"]: m["host"] for m in self._files.events if m["type"] == "started"}
+        by: dict[str, int] = {}
+        for rank in sorted(self._files.silent, reverse=True):
+            by[self._record.ranks[rank].node] = rank
+        peers = {name: [host, self._ports.get(name, SLURMD_PORT)] for name, host in hosts.items()}
+        return {"peers": peers, "master": not self._record.has_met, "by": list(by.values())}
+
+
+def settled(run: Path, evidence: dict[str, Any]) -> dict[str, Any]:
+    """Judged, and written down."""
+    finding = diagnose(evidence).to_json()
+    answer = {"schema": SCHEMA, "finding": finding, "evidence": evidence}
+    with contextlib.suppress(OSError):  # the disk is full: it is told otherwise, too
+        write_whole(run / ANSWER, answer)
+    return answer
+
+
+def main() -> int:
+    """In the job: see above."""
+    run, limit = Path(sys.argv[1]), float(sys.argv[2])
+    try:
+        inquiry = Inquiry(run, Files(run, read(run / NODES)))
+        stalled_s = inquiry.wait_for_stall(limit)
+        inquiry.ask("stall", stalled_s)
+    except (LabError, OSError) as error:
+        print(f"lab: the ranks wait, and it is not known for whom: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
