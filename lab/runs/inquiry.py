@@ -222,7 +222,10 @@ class Inquiry:
         nodes = self._record.nodes
         # Who is silent is not waited for, but where it is to be judged.
         names = {link.node.name for link in living}
-        known = frozenset(name for name in names if nodes[name].answered or name in self._late)
+        out = self._round.awaited if self._round is not None else ()  # not silent, so far
+        known = frozenset(
+            name for name in names if nodes[name].answered or name in self._late or name in out
+        )
         self._late.clear()
         patient = what == "state" and self._ends is None
         awaited = set(known) if known and not patient else names
@@ -267,6 +270,10 @@ class Inquiry:
             node.alive = node.answered or link.said_bye or self._is_alive(link)
             if self._ends is not None and node.alive and link.node.name in over.known:
                 node.answered = True  # the little time that there was is no proof
+        if over.because == "stall" and self._ends is None and self._have_moved(over):
+            if not self._questions:
+                return  # what moved while it was asked is no stall
+            over.because, over.stalled_s = "asked", None
         evidence = self._record.evidence(over.because, over.stalled_s, None)
         if self._ends is not None:
             self._evidence = evidence
@@ -287,20 +294,32 @@ class Inquiry:
     def _feed_watch(self, over: _Round) -> None:
         if self._watch is None:
             return
-        mute = {name for name, known in self._record.nodes.items() if not known.answered}
-        silent = {
-            rank
-            for rank, known in self._record.ranks.items()
-            if known.node in mute and known.ended is None
-        }
-        if len(mute) == len(self._record.nodes):
-            self._watch.hear_nobody(silent, over.asked_at)
-        elif self._watch.feed(self._states, silent, over.asked_at):
-            self._record.forget_pulses()
-            self._forget_stall()
+        if not any(known.answered for known in self._record.nodes.values()):
+            self._watch.hear_nobody(self._silent, over.asked_at)
+        else:
+            self._have_moved(over)
         stalled_s = self._watch.stalled_for(time.monotonic())
         if stalled_s is not None:
             self._wanted = ("stall", stalled_s)
+
+    @property
+    def _silent(self) -> set[int]:
+        """The ranks on nodes that have not answered."""
+        nodes, ranks = self._record.nodes, self._record.ranks
+        return {n for n, one in ranks.items() if one.ended is None and not nodes[one.node].answered}
+
+    def _have_moved(self, over: _Round) -> bool:
+        """Tell the watch what a round has shown; whether a rank has made progress."""
+        assert self._watch is not None
+        told = {
+            rank: {**message, "probe": None} if message.get("source") == "py-spy" else message
+            for rank, message in self._states.items()
+        }
+        if not self._watch.feed(told, self._silent, over.asked_at):
+            return False
+        self._record.forget_pulses()
+        self._forget_stall()
+        return True
 
     def _judge(self, evidence: dict[str, Any]) -> Finding:
         """Say and write down what the evidence shows."""

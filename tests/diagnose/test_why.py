@@ -346,6 +346,17 @@ def test_a_node_that_takes_itself_for_the_master_is_named() -> None:
     assert "this node itself" in found.summary
 
 
+def test_who_has_come_a_moment_ago_ends_no_hang_that_is_judged_after() -> None:
+    come = joins(1, 2)
+    come["pulses"] = [
+        {"time": NOW - ago, "cpu_s": 1.0, "seqs": {}, "pending": 0, "where": f"train.py:{line}"}
+        for ago, line in ((3.0, 1), (1.0, 10))
+    ]
+    found = diagnose(evidence([joins(0, 2), come]))
+    assert (found.kind, found.ranks) == ("slow", ())
+    assert "rank 1 since a moment ago" in found.summary
+
+
 def test_all_that_join_and_nobody_missing_is_unknown() -> None:
     assert diagnose(evidence([joins(0, 2), joins(1, 2)])).kind == "unknown"
 

@@ -1,5 +1,6 @@
 """Whom an inquiry asks and waits for: agents are played, and answer when they are told to."""
 
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -51,7 +52,7 @@ class Played:
         self.inquiry.begin(self.links, "node0:1")
 
     def send(self, line: bytes) -> None:
-        self.asked.append({})
+        self.asked.append(json.loads(line))
 
     def question(self) -> int | None:
         wanted, self.wanted = self.wanted, None
@@ -71,13 +72,22 @@ class Played:
     def alive(self, node: Any) -> bool:
         return True
 
-    def tell(self, number: int, *nodes: int, clock: float = 0.0, stack: str | None = None) -> None:
+    def tell(
+        self,
+        number: int,
+        *nodes: int,
+        clock: float = 0.0,
+        stack: str | None = None,
+        begun: int | None = None,
+    ) -> None:
         """These nodes answer one question; what their clocks say is wrong by seconds."""
         for node in nodes:
             process = {"cpu_s": 1.0, "busy": False, "state": "S"}
             told = {"type": "state", "id": number, "rank": node, "process": process}
             threads = [] if stack is None else [thread(stack)]
             told["probe"] = {"time": self.now + clock, "threads": threads}
+            if begun is not None:
+                told["probe"] |= {"seqs": {"0": begun}, "pending": 1, "at": "train.py:6"}
             self.inquiry.on_answer(self.links[node], told)
             over = {"type": "probed", "id": number, "port": 1, "ptrace": None}
             self.inquiry.on_answer(self.links[node], {**over, "peers": {}, "master": None})
@@ -184,3 +194,32 @@ def test_last_words_that_come_late_are_evidence_where_there_was_no_stack(
     seen = played.told[-1]["evidence"]["ranks"]
     stacks = [seen[rank]["threads"][0]["frames"][0]["function"] for rank in ("0", "1")]
     assert stacks == ["in its own code", "as it raised"]
+
+
+def test_who_has_not_answered_yet_is_asked_for_the_last_time_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = Played(monkeypatch)
+    assert played.go_on(10) == 1
+    played.tell(1, 0)  # and the other has had no time yet
+    assert not played.inquiry.before_end("failure")
+    played.tell(2, 0)
+    played.go_on(0)
+    assert not played.inquiry.before_end("failure")
+    played.tell(2, 1)
+    played.go_on(0)
+    assert played.inquiry.before_end("failure")
+
+
+@pytest.mark.parametrize(("then", "found"), [(5, ["unknown"]), (6, [])], ids=["stays", "moves"])
+def test_what_moves_while_it_is_asked_why_it_stalls_does_not(
+    monkeypatch: pytest.MonkeyPatch, then: int, found: list[str]
+) -> None:
+    played = Played(monkeypatch)
+    number = played.go_on(10)
+    while played.asked[-1]["what"] == "pulse":
+        played.tell(number, 0, 1, begun=5)
+        number = played.go_on(2)
+    played.tell(number, 0, 1, begun=then)
+    played.go_on(0)
+    assert played.found == found

@@ -69,6 +69,8 @@ class Pulse:
     time: float
     cpu_s: float | None
     seqs: Mapping[str, int]
+    where: str | None = None
+    """The line of the user's own code."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,7 @@ def _rank(number: int, data: Json) -> Rank:
         ),
         unused=tuple(data.get("unused") or ()),
         pulses=tuple(
-            Pulse(one["time"], one.get("cpu_s"), one.get("seqs") or {})
+            Pulse(one["time"], one.get("cpu_s"), one.get("seqs") or {}, one.get("where"))
             for one in data.get("pulses") or ()
         ),
         env=data.get("env") or {},

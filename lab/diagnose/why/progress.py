@@ -33,6 +33,9 @@ def judge_progress(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | N
         return _slow(what, *(seen(rank) for rank in living.values()))
     together = {wait.what for wait in waits.values()}
     all_there = len(waits) == len(evidence.ranks) and not any(w.awaited for w in waits.values())
+    if all_there and len(together) == 1 and (late := _just_come(evidence)):
+        what = f"all ranks are in {together.pop()}, {ranks_in_words(late)} since a moment ago"
+        return _slow(what, *(seen(rank) for rank in living.values()))
     if all_there and len(together) == 1 and _transfer(evidence):
         what = f"all ranks are in {together.pop()}, and its data are being moved"
         return _slow(what, *(seen(rank) for rank in living.values()))
@@ -66,6 +69,15 @@ def _moved(evidence: Evidence, rank: Rank) -> int:
     if len(looks) < 2:
         return 0
     return sum(max(0, n - looks[0].seqs.get(group, n)) for group, n in looks[-1].seqs.items())
+
+
+def _just_come(evidence: Evidence) -> tuple[int, ...]:
+    """The ranks that were elsewhere a moment ago."""
+    recent = {
+        number: {pulse.where for pulse in rank.pulses if evidence.time - pulse.time < JUST_NOW}
+        for number, rank in evidence.ranks.items()
+    }
+    return tuple(number for number, places in recent.items() if len(places - {None}) > 1)
 
 
 def _transfer(evidence: Evidence) -> bool:
