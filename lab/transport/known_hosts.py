@@ -8,7 +8,9 @@ somebody has compared the fingerprint. A key that is `@revoked` is taken for nob
 import base64
 import os
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from paramiko import HostKeys, PKey
 from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
@@ -31,6 +33,20 @@ def entry_name(host: str, port: int) -> str:
     return host if port == DEFAULT_PORT else f"[{host}]:{port}"
 
 
+class _Line(NamedTuple):
+    """One of a file: a key, and whose it is."""
+
+    names: Sequence[str]
+    key: PKey
+
+    def is_of(self, name: str) -> bool:
+        """Whether it is about a host; names may be hashed."""
+        return name in self.names or any(
+            known.startswith("|1|") and HostKeys.hash_host(name, known) == known
+            for known in self.names
+        )
+
+
 class KnownHosts:
     """The keys of some files, the first file's before the next one's."""
 
@@ -40,13 +56,15 @@ class KnownHosts:
         Raises:
             LabError: one is there and cannot be read.
         """
-        self._lines: list[tuple[Path, HostKeys]] = []  # paramiko keeps one key of a kind together
+        self._lines: list[tuple[Path, _Line]] = []
         self._revoked: set[bytes] = set()
         for path in files:
             try:
-                lines = path.read_text().splitlines()
-                self._lines += [(path, line) for line in _read(lines)]
-                self._revoked |= set(_revoked(lines))
+                status = path.stat()
+                version = (status.st_ino, status.st_size, status.st_mtime_ns)
+                lines, revoked = _read_file(path, version)
+                self._lines += [(path, line) for line in lines]
+                self._revoked |= revoked
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, InvalidHostKey) as error:
@@ -56,13 +74,19 @@ class KnownHosts:
     def keys(self, name: str) -> Iterator[tuple[Path, PKey]]:
         """All keys of a host that are not revoked, by `entry_name`, each with the file it is in."""
         for path, line in self._lines:
-            for key in (line.lookup(name) or {}).values():
-                if key.asbytes() not in self._revoked:
-                    yield path, key
+            if line.is_of(name) and line.key.asbytes() not in self._revoked:
+                yield path, line.key
 
     def file_of(self, name: str, key: PKey) -> Path | None:
         """The file that has this key for this host."""
         return next((path for path, known in self.keys(name) if known == key), None)
+
+
+@lru_cache
+def _read_file(path: Path, _version: tuple[int, int, int]) -> tuple[Sequence[_Line], set[bytes]]:
+    """Its lines, and the keys that it revokes; read once, though each of many hosts asks for it."""
+    lines = path.read_text().splitlines()
+    return list(_read(lines)), set(_revoked(lines))
 
 
 def _revoked(lines: Sequence[str]) -> Iterator[bytes]:
@@ -73,18 +97,27 @@ def _revoked(lines: Sequence[str]) -> Iterator[bytes]:
             yield base64.b64decode(words[3])
 
 
-def _read(lines: Sequence[str]) -> Iterator[HostKeys]:
-    """Each line's keys; not those of authorities, whose certificates paramiko does not know."""
+def _read(lines: Sequence[str]) -> Iterator[_Line]:
+    """Each line's key; not those of authorities, whose certificates paramiko does not know."""
     for number, text in enumerate(lines, 1):
         if not text.strip() or text.lstrip().startswith(("#", "@")):
             continue
         entry = HostKeyEntry.from_line(text.strip(), number)
         if entry is None or entry.key is None:  # a marker, or a kind of key that is not for us
             continue
-        line = HostKeys()
-        for name in entry.hostnames or ():
-            line.add(name, entry.key.get_name(), entry.key)
-        yield line
+        names = entry.hostnames or []
+        for name in names:
+            if name.startswith("|1|"):
+                _check_hash(name)
+        yield _Line(names, entry.key)
+
+
+def _check_hash(name: str) -> None:
+    """Raises ValueError where a hashed name is none; paramiko would find out too late."""
+    try:
+        HostKeys.hash_host("", name)
+    except (AssertionError, IndexError) as error:
+        raise ValueError(name) from error
 
 
 def add_key(path: Path, name: str, key: PKey) -> None:

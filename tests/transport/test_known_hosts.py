@@ -54,8 +54,11 @@ def test_a_key_that_is_added_replaces_the_hosts_own_only(
     assert known.file_of("gpu2", keys[0]) is None
 
 
-def test_a_broken_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "known").write_text("gpu1 ssh-ed25519 !!!not-base64\n")
+@pytest.mark.parametrize(
+    "line", ["gpu1 ssh-ed25519 !!!not-base64", "|1|salt {key}", "|1|a|b {key}"]
+)
+def test_a_broken_file_is_named(line: str, tmp_path: Path, pairs: list[KeyPair]) -> None:
+    (tmp_path / "known").write_text(f"{line.format(key=pairs[0].public)}\n")
     with pytest.raises(LabError, match=r"known.*cannot be read"):
         KnownHosts([tmp_path / "known"])
 
@@ -71,3 +74,11 @@ def test_markers(tmp_path: Path, pairs: list[KeyPair]) -> None:
     found = [key for _, key in KnownHosts([path]).keys("host")]
     assert [f"{key.get_name()} {key.get_base64()}" for key in found] == [good.public]
     assert not list(KnownHosts([path]).keys("a.example"))
+
+
+def test_a_file_that_changes_is_read_again(tmp_path: Path, pairs: list[KeyPair]) -> None:
+    path = tmp_path / "known"
+    add_key(path, "gpu1", key_of(pairs[0]))
+    assert [key for _, key in KnownHosts([path]).keys("gpu1")] == [key_of(pairs[0])]
+    add_key(path, "gpu1", key_of(pairs[1]))
+    assert [key for _, key in KnownHosts([path]).keys("gpu1")] == [key_of(pairs[1])]
