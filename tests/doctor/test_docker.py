@@ -101,12 +101,13 @@ def test_a_poisoned_name_and_a_firewall_between_two(quad: Quad) -> None:
     assert "node1 did not come; node0, node2 and node3 went on without" in calls
 
 
-def test_a_container_that_has_ended_is_absent(quad: Quad) -> None:
-    quad.docker("kill", f"{quad.id}-node2")
+@pytest.mark.parametrize(("end", "mend"), [("pause", "unpause"), ("kill", "start")])
+def test_a_container_that_has_ended_or_is_paused_is_absent(quad: Quad, end: str, mend: str) -> None:
+    quad.docker(end, f"{quad.id}-node2")
     try:
         code, bad = quad.doctor()
     finally:
-        quad.docker("start", f"{quad.id}-node2")
+        quad.docker(mend, f"{quad.id}-node2")
 
     assert code == 1
     assert [(check["name"], check["nodes"]) for check in bad] == [
