@@ -44,12 +44,30 @@ class Inquiry:
         self._ports: dict[str, int] = {}
         self.name = run.name
 
-    def ask(self, because: str, stalled_s: float | None = None) -> dict[str, Any]:
+    def ask(self) -> dict[str, Any]:
         """What why.json holds: asked of all ranks that run now, and written down.
 
         Raises:
             LabError: none has begun, or none answers.
         """
+        return settled(self._run, self._evidence("asked", None))
+
+    def wait_for_stall(self, limit: float) -> dict[str, Any]:
+        """The same, as soon as no rank has made progress for so many seconds.
+
+        Raises:
+            LabError: as above.
+        """
+        while True:
+            answers, _ = self._round("pulse")
+            still = min((one.get("still_s", 0.0) for one in answers.values()), default=limit)
+            if still >= limit - POLL:
+                evidence = self._evidence("stall", still)
+                if not self._have_moved():  # while they were asked
+                    return settled(self._run, evidence)
+            time.sleep(max(LEAST, limit - still))
+
+    def _evidence(self, because: str, stalled_s: float | None) -> dict[str, Any]:
         if not self._ports:  # the first round tells where the hosts can be tried
             self._round("pulse")
         answers, awaited = self._round("state", **self._visits())
@@ -68,16 +86,7 @@ class Inquiry:
         for name, node in self._record.nodes.items():
             own = {rank for rank, known in self._record.ranks.items() if known.node == name}
             node.answered = not own & awaited or bool(own & answers.keys())
-        return settled(self._run, self._record.evidence(because, stalled_s, None))
-
-    def wait_for_stall(self, limit: float) -> float:
-        """Return once no rank has made progress for so long; the seconds that it has been."""
-        while True:
-            answers, _ = self._round("pulse")
-            still = min((one.get("still_s", 0.0) for one in answers.values()), default=limit)
-            if still >= limit - POLL:
-                return still
-            time.sleep(max(LEAST, limit - still))
+        return self._record.evidence(because, stalled_s, None)
 
     def _round(self, what: str, **more: Any) -> tuple[dict[int, Message], set[int]]:
         """Ask all ranks that run now; what those say that answer, and who was waited for."""
@@ -102,6 +111,11 @@ class Inquiry:
             known.beat(state, asked)
             self._ports[known.node] = state["tried"]["port"] or SLURMD_PORT
         return answers, awaited
+
+    def _have_moved(self) -> bool:
+        """Whether a rank has begun a collective between the last two questions."""
+        last = [[one["seqs"] for one in known.pulses][-2:] for known in self._record.ranks.values()]
+        return any(len(seqs) == 2 and seqs[0] and seqs[1] and seqs[0] != seqs[1] for seqs in last)
 
     def _living(self) -> set[int]:
         self._files.read(None, self._record.on_message)
@@ -134,8 +148,7 @@ def main() -> int:
     run, limit = Path(sys.argv[1]), float(sys.argv[2])
     try:
         inquiry = Inquiry(run, Files(run, read(run / NODES)))
-        stalled_s = inquiry.wait_for_stall(limit)
-        inquiry.ask("stall", stalled_s)
+        inquiry.wait_for_stall(limit)
     except (LabError, OSError) as error:
         print(f"lab: the ranks wait, and it is not known for whom: {error}", file=sys.stderr)
         return 1

@@ -23,7 +23,7 @@ def ask_ranks(run: RunDirectory) -> dict[str, Any]:
     """
     topology = load_topology(str(run.path / "topology.yaml"))
     with explained(run.path):
-        return Inquiry(run.path, Files(run.path, nodes_of(topology))).ask("asked")
+        return Inquiry(run.path, Files(run.path, nodes_of(topology))).ask()
 
 
 def judge_failure(

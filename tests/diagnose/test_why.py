@@ -523,3 +523,19 @@ def test_a_main_thread_that_waits_for_one_that_communicates_waits_as_well() -> N
         "busy-alone",
         (1,),
     )
+
+
+@pytest.mark.parametrize("function", ["_find_and_load", "<module>"])
+def test_who_still_imports_a_library_is_on_the_way(function: str) -> None:
+    importing = rank(stack=frames(1, ("torch/nn/__init__.py", "<module>"), ("torch.py", function)))
+    joining = rank(stack=frames(5, (C10D, "init_process_group")))
+    for ranks in ([joining, importing], [importing, importing]):
+        found = diagnose(evidence(ranks))
+        assert (found.kind, found.line) == ("slow", 1)
+        assert "imports what it needs at train.py:1" in found.summary
+
+
+def test_who_imports_a_module_of_the_user_that_does_not_come_to_its_end_does_not() -> None:
+    own = rank(stack=[*frames(7), *frames(1, ("<frozen importlib>", "_find_and_load"))])
+    joining = rank(stack=frames(5, (C10D, "init_process_group")))
+    assert named(diagnose(evidence([joining, own]))) == ("rendezvous", (1,), 7)

@@ -17,6 +17,8 @@ class Doing(Enum):
     HANDLE = auto()
     """`work.wait()`, C++ as well."""
     DATA = auto()
+    IMPORTING = auto()
+    """A library: from a disk or a network that others use as well, that may take long."""
     SAVING = auto()
     LOADING = auto()
     ELSE = auto()
@@ -44,6 +46,8 @@ class Activity:
 
 _RENDEZVOUS = ("init_process_group", "_env_rendezvous_handler", "rendezvous")
 _DATA = ("/torch/utils/data/", "/torchdata/", "/datasets/iterable_dataset.py")
+_IMPORT = ("_find_and_load", "_handle_fromlist", "<module>")
+"""What an import calls, as Python's own stacks have it; py-spy's begin with the module's body."""
 _CHECKPOINT = ("/torch/serialization.py", "/torch/distributed/checkpoint/", "/safetensors/")
 _WRAPPERS = ("wrapper", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn", "inner")
 """Functions that only call what they wrap."""
@@ -62,6 +66,8 @@ def activity_of(rank: Rank) -> Activity:
     library = [frame for frame in rank.frames[:depth] if name_of(frame) not in _WRAPPERS]
     function = name_of(library[-1]) if library else None
     communication = [frame for frame in library if _is_communication(frame)]
+    if function in _IMPORT:
+        return Activity(Doing.IMPORTING, None, site)
     if any(name_of(frame) in _RENDEZVOUS for frame in communication):
         return Activity(Doing.RENDEZVOUS, "init_process_group", site, _merged(communication))
     if communication:

@@ -12,7 +12,7 @@ from lab.diagnose.why.evidence import Evidence
 from lab.diagnose.why.failed import judge_failed, judge_rest
 from lab.diagnose.why.late import judge_late
 from lab.diagnose.why.progress import judge_patience, judge_progress
-from lab.diagnose.why.start import judge_claims, judge_start
+from lab.diagnose.why.start import judge_claims, judge_imports, judge_start
 from lab.diagnose.why.unknown import unknown
 from lab.diagnose.why.waits import Wait, waits_of
 
@@ -25,6 +25,7 @@ QUESTIONS: tuple[Question, ...] = (
     judge_differing,  # do the ranks call the same collectives?
     judge_aborted,  # of the same sizes?
     judge_absent,  # are all processes and nodes there, and can they reach each other?
+    judge_imports,  # are ranks still on their way to the start?
     judge_start,  # have all ranks joined?
     judge_patience,  # do steps take that long?
     judge_late,  # for whom does everybody wait, and what does that rank do?

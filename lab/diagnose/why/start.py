@@ -23,6 +23,32 @@ def judge_claims(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | Non
     return None if found is None else replace(found, innocent=innocents(waits, found.ranks))
 
 
+def judge_imports(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
+    """Say that ranks have not come to the start since they still import what they need."""
+    if evidence.failure is not None or evidence.because == "failure":
+        return None
+    late = tuple(
+        n
+        for n, rank in evidence.ranks.items()
+        if rank.ended is None and not rank.groups and activity_of(rank).doing is Doing.IMPORTING
+    )
+    if not late:
+        return None
+    told = [f"rank {n} {does(evidence.ranks[n], activity_of(evidence.ranks[n]))}" for n in late]
+    have = "has" if len(late) == 1 else "have"
+    finding = Finding(
+        "slow",
+        "warning",
+        f"no hang: {who(late, evidence)} {have} not come to the start so far: {told[0]}",
+        ranks=late,
+        nodes=evidence.nodes_of(late),
+        innocent=innocents(waits, late),
+        evidence=tuple(told),
+        cure="packages on a disk of the node's own are read faster than on one that many share",
+    )
+    return at(finding, activity_of(evidence.ranks[late[0]]).site)
+
+
 def judge_start(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     """Name the ranks that have not come to init_process_group; None where nobody waits there."""
     joining = _joining(evidence)

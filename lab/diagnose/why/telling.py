@@ -13,6 +13,7 @@ VERBS = {
     Doing.BACKWARD: "is",
     Doing.HANDLE: "waits for an operation that it has begun",
     Doing.DATA: "waits for its data loader",
+    Doing.IMPORTING: "imports what it needs",
     Doing.SAVING: "saves a checkpoint",
     Doing.LOADING: "loads a checkpoint",
     Doing.ELSE: "is",
