@@ -194,7 +194,7 @@ def test_one_task_a_host_for_the_doctor() -> None:
     assert "export NOTE='it'\"'\"'s'" in lines
     assert lines[-1] == (
         "exec srun --job-name=train --gpus-per-node=8 --partition=gpu --time=5 --nodes=4 "
-        "--cpus-per-task=8 --ntasks-per-node=1 --kill-on-bad-exit=0 --unbuffered "
+        "--cpus-per-task=8 --ntasks-per-node=1 --kill-on-bad-exit=0 "
         'python3 -X utf8 -c "$1"'
     )
 
@@ -204,7 +204,7 @@ def test_the_doctor_in_an_allocation_asks_for_nothing_new() -> None:
     last = render_srun(topology, 5, allocated=True).splitlines()[-1]
     assert last == (
         "exec srun --overlap --nodes=2 --cpus-per-task=8 --ntasks-per-node=1 "
-        '--kill-on-bad-exit=0 --unbuffered python3 -X utf8 -c "$1"'
+        '--kill-on-bad-exit=0 python3 -X utf8 -c "$1"'
     )
 
 
