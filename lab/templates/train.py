@@ -44,7 +44,7 @@ from lab.templates.rows import dataset
 TIMEOUT = timedelta(minutes=10)
 """Of a collective: how long ranks wait for one that does not come."""
 REQUEUE = os.environ.get("LAB_REQUEUE")
-"""In job scripts of lab's: SIGUSR2 warns of the end, and who makes this file begins again."""
+"""In job scripts of lab's: signals warn of the end, and who makes this file begins again."""
 IGNORED = -100
 """A target that does not count, such as padding; cross_entropy's default."""
 
@@ -225,7 +225,8 @@ def listen() -> list[int]:
     """The warnings that come to this rank, from now on."""
     heard: list[int] = []
     if REQUEUE:
-        signal.signal(signal.SIGUSR2, lambda number, _: heard.append(number))
+        for warning in (signal.SIGUSR2, signal.SIGTERM):  # before the time limit; when preempted
+            signal.signal(warning, lambda number, _: heard.append(number))
     return heard
 
 

@@ -1,7 +1,8 @@
 """A scheduler's warning that the job is about to end, and the wish to begin again after it.
 
 The job scripts of `lab render --as sbatch` send SIGUSR2 to every rank some time before the end. Who
-then saves, makes the file that LAB_REQUEUE names and ends with 0, begins again.
+then saves, makes the file that LAB_REQUEUE names and ends with 0, begins again. Where a cluster
+tells of preemption by SIGTERM alone (GraceTime), that is such a warning as well.
 """
 
 import os
@@ -16,6 +17,7 @@ LAUNCHERS = {
     "SLURM_RESTART_COUNT": "SLURM_JOB_ID",
 }
 """Variables by launcher: how often it has started the job again, and which job it is."""
+WARNINGS = (signal.SIGUSR2, signal.SIGTERM)
 LOOK_WITHIN = 10.0
 """Seconds after which a warning is noticed at the latest, unless a single step takes longer."""
 
@@ -42,12 +44,16 @@ class Stop:
         """From now on a warning is heard."""
         self._hears = bool(self._file) and threading.current_thread() is threading.main_thread()
         if self._hears:
-            signal.signal(signal.SIGUSR2, lambda *_: setattr(self, "requested", True))
+            self._on_term = signal.getsignal(signal.SIGTERM)
+            for number in WARNINGS:
+                signal.signal(number, lambda *_: setattr(self, "requested", True))
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._hears:
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # the end is near anyway
+            if not self.agreed:  # else it may come again, before the others have ended as well
+                signal.signal(signal.SIGTERM, self._on_term)
 
     def agree(self, requested: bool, steps: int, seconds: float) -> None:
         """What the ranks have told each other, the same on all of them.

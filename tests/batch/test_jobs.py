@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lab.batch.cluster import SlurmLab
+from lab.batch.cluster import LOGIN, SlurmLab
 from lab.batch.script import render_sbatch
 from lab.topology import load_topology
 from lab.transport.labs import workdir_lock
@@ -42,6 +42,12 @@ else:
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 """Runs a script or module so that there is time for a warning before it has ended by itself."""
+WAITS_ONCE = """
+import os, time
+print("here", flush=True)
+if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+    time.sleep(600)
+"""
 WAITS = "import time; print('here', flush=True); time.sleep(600)"
 
 
@@ -56,6 +62,15 @@ class Cluster(SlurmLab):
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def configure(self, *lines: str) -> None:
+        """Add to slurm.conf, on all of its hosts."""
+        text = "".join(f"{line}\n" for line in lines)
+        for host in (LOGIN, *self.hosts):
+            argv = ["docker", "exec", "--interactive", f"{self.lab_id}-{host}"]
+            append = [*argv, "sh", "-c", "cat >>/etc/slurm/slurm.conf"]
+            subprocess.run(append, input=text, text=True, check=True)
+        self.slurm("scontrol", "reconfigure")
 
     def begin_now(self, job: str, restarts: int) -> None:
         """Slurm lets a job that was put back wait for two minutes."""
@@ -185,6 +200,8 @@ def test_the_first_failure_wins(lab: Patient, launcher: str) -> None:
     told = verdict(lab.runs()[-1])
     assert (told["kind"], told["first"]["rank"], told["others"]) == ("exception", 1, [])
     assert (told["first"]["file"], told["first"]["line"]) == ("script.py", 2)
+    ranks = json.loads(read(lab.runs()[-1] / "why.json"))["evidence"]["ranks"]
+    assert ranks["0"]["threads"][0]["frames"][0]["line"] == 3, "what the other one did then"
 
 
 ONE_SLEEPS = """
@@ -286,10 +303,7 @@ def test_a_job_that_waits_says_why(lab: Patient) -> None:
 def test_a_node_that_is_killed_is_named_and_the_job_goes_on_without_it(
     lab: Patient, cluster: Cluster
 ) -> None:
-    script = lab.script(
-        "import os, time\nprint('here', flush=True)\n"
-        "if os.environ.get('SLURM_RESTART_COUNT', '0') == '0': time.sleep(600)"
-    )
+    script = lab.script(WAITS_ONCE)
     started: dict[int, tuple[str, Path]] = {}
     for requeues in (0, 1):
         file = lab.topology(requeues=requeues, launcher="srun", nodes="2")
@@ -315,6 +329,29 @@ def test_a_node_that_is_killed_is_named_and_the_job_goes_on_without_it(
             subprocess.run(["docker", "start", container], check=True, capture_output=True)
             idle = ["idle", "4"]
             wait_until(lambda: cluster.slurm("sinfo", "-h", "-o", "%t %D").split() == idle)
+
+
+def test_a_job_that_is_preempted_without_a_warning_begins_again(
+    lab: Patient, cluster: Cluster
+) -> None:
+    """Slurm gives it SIGTERM and ten minutes: its ranks end at once, and have not failed."""
+    cluster.configure(
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+        "PartitionName=low Nodes=ALL PriorityTier=1 GraceTime=600",
+        "PartitionName=high Nodes=ALL PriorityTier=2 PreemptMode=OFF",
+    )
+    script = lab.script(WAITS_ONCE)
+    file = lab.topology(launcher="srun", nodes="2", exclusive=True, extra=["--partition=low"])
+    job, run = lab.submit("-t", file, script)
+    for rank in (0, 1):
+        wait_until(partial(said, "here", run / f"node{rank}/rank{rank}.out"))
+    urgent = ["--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=true"]
+    cluster.slurm("sbatch", *urgent)
+    cluster.begin_now(job, 1)
+    lab("logs", "-f", run.name)
+    assert verdict(run)["kind"] == "ok"
+    assert "lab: it is preempted" in read(run / "slurm.out")
 
 
 def test_a_run_directory_that_not_all_hosts_see(lab: Patient, cluster: Cluster) -> None:

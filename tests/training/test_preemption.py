@@ -1,6 +1,7 @@
 """A warned training saves at a step on which all ranks agree, and goes on bit by bit."""
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -51,6 +52,29 @@ def test_a_warning_in_the_last_step_needs_no_other_beginning(
     results = ranks.run(2, warned, tmp_path, 8, 0)
     assert [event["event"] for event in results[0].events].count("report") == 3
     assert not (tmp_path / "requeue").exists()
+
+
+@pytest.mark.parametrize("warning", [signal.SIGUSR2, signal.SIGTERM])
+def test_both_signals_warn_and_come_again_without_harm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, warning: signal.Signals
+) -> None:
+    """Slurm sends SIGTERM several times, the last ones when all is saved."""
+    monkeypatch.setenv(REQUEUE, str(tmp_path / "requeue"))
+    before = {number: signal.getsignal(number) for number in preemption.WARNINGS}
+    try:
+        with Stop(most=50) as stop:
+            signal.raise_signal(warning)
+            assert stop.requested
+            stop.agree(True, 1, 1.0)
+        signal.raise_signal(warning)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        with Stop(most=50):
+            pass
+        assert signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM], "it ends as ever"
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_ranks_look_as_often_as_the_warning_needs(monkeypatch: pytest.MonkeyPatch) -> None:
