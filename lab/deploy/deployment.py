@@ -15,6 +15,7 @@ from lab.cache import cache_folder
 from lab.deploy.layout import Layout, Release
 from lab.deploy.packages import Environment, Platform
 from lab.deploy.plan import Outcome, Plan, Watcher
+from lab.deploy.tree import Source
 from lab.deploy.visit import BEAT, Message, Start, Visit, hello, stage
 from lab.errors import LabError
 from lab.threads import side_by_side
@@ -230,7 +231,10 @@ class _Deployment:
         sent = 0
         want = visit.expect("want")
         if want["what"] == "packages":  # which the host may have got from somebody else by now
-            wheels = {wheel.hash: environment.folder / wheel.name for wheel in environment.wheels}
+            wheels = {
+                wheel.hash: Source(environment.folder / wheel.name, wheel.size)
+                for wheel in environment.wheels
+            }
             sent += visit.send_files(want["hashes"], wheels, "sending packages")
             want = visit.expect("want")
         wanted = want["hashes"]

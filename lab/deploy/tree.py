@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
+from lab.deploy.host.wire import CHUNK
 from lab.errors import LabError, UsageError
 
 JUNK = frozenset(
@@ -62,6 +63,14 @@ class Entry:
         }
 
 
+class Source(NamedTuple):
+    """Where a content is that has been announced to a host."""
+
+    path: Path
+    size: int
+    """Of what has been announced: the file may be longer by now."""
+
+
 @dataclass(frozen=True)
 class Tree:
     """The files of a folder, by path, at one moment."""
@@ -87,10 +96,12 @@ class Tree:
         return digest.hexdigest()
 
     @cached_property
-    def sources(self) -> dict[str, Path]:
-        """A file for each content, by hash."""
+    def sources(self) -> dict[str, Source]:
+        """Where each content is, by hash."""
         return {
-            entry.hash: self.folder / os.fsdecode(entry.path.encode("utf-8", "surrogateescape"))
+            entry.hash: Source(
+                self.folder / os.fsdecode(entry.path.encode("utf-8", "surrogateescape")), entry.size
+            )
             for entry in self.entries
             if entry.target is None
         }
@@ -137,8 +148,7 @@ def _entry(folder: Path, path: str, warnings: list[str]) -> Entry | None:
                 f"{shown(path)} has {in_words(status.st_size)}: if it need not be on the hosts, "
                 "put it into .gitignore"
             )
-        with file.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        size, digest = _hashed(file, status.st_size)
     except FileNotFoundError:  # tracked but deleted, or gone since we looked
         return None
     except OSError as error:
@@ -146,7 +156,20 @@ def _entry(folder: Path, path: str, warnings: list[str]) -> Entry | None:
             f"{shown(path)} cannot be read: {error.strerror}; let yourself read it, or put it into "
             ".gitignore"
         ) from error
-    return Entry(name, status.st_size, digest, bool(status.st_mode & stat.S_IXUSR))
+    return Entry(name, size, digest, bool(status.st_mode & stat.S_IXUSR))
+
+
+def _hashed(file: Path, most: int) -> tuple[int, str]:
+    """So many of a file's bytes, or as many as it has: how many, and their hash.
+
+    No more of it is looked at: it may be the output of this very command, and grow.
+    """
+    digest, left = hashlib.sha256(), most
+    with file.open("rb") as content:
+        while left and (data := content.read(min(left, CHUNK))):
+            digest.update(data)
+            left -= len(data)
+    return most - left, digest.hexdigest()
 
 
 def _leads_out(path: str, target: str) -> bool:

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from lab.channel import NOT_FOUND, Channel
+from lab.deploy.host.wire import CHUNK
 from lab.deploy.layout import Layout
 from lab.deploy.program import OLDEST_PYTHON, program, start_line
-from lab.deploy.tree import Tree, in_words
+from lab.deploy.tree import Source, Tree, in_words
 from lab.errors import LabError
 from lab.topology import Node
 
@@ -17,7 +17,6 @@ Start = Callable[[Node, list[str]], Channel]
 Say = Callable[[str, int, int], None]
 """Told what is done on a host just now, and how many bytes of how many have been sent for it."""
 
-CHUNK = 1 << 18
 SILENCE = 60
 """Seconds without a word after which a host takes us for gone while it waits for our decision."""
 BEAT = 15
@@ -82,23 +81,28 @@ class Visit:
             self._say(message["words"], 0, 0)
         raise LabError(self._ended())
 
-    def send_files(self, wanted: list[str], sources: Mapping[str, Path], what: str) -> int:
+    def send_files(self, wanted: list[str], sources: Mapping[str, Source], what: str) -> int:
         """Send contents in the order in which the host wants them; how many bytes they have.
+
+        The host waits for as many as have been announced, whatever a file is by now: where they are
+        other ones, it says so.
 
         Raises:
             LabError: one cannot be read any more.
         """
-        sizes = {}
+        total, sent = sum(sources[name].size for name in wanted), 0
         for name in wanted:
+            path, left = sources[name]
             try:
-                sizes[name] = sources[name].stat().st_size
+                file = path.open("rb")
             except OSError as error:
-                raise LabError(f"{sources[name]} is gone: {error.strerror}") from error
-        total, sent = sum(sizes.values()), 0
-        for name in wanted:
-            with sources[name].open("rb") as file:
-                while data := file.read(CHUNK):
+                raise LabError(f"{path} is gone: {error.strerror}") from error
+            with file:
+                while left:
+                    most = min(left, CHUNK)
+                    data = file.read(most) or bytes(most)  # it has become shorter
                     self._channel.send(data)
+                    left -= len(data)
                     sent += len(data)
                     self._say(what, sent, total)
         return sent

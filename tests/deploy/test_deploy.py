@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.deploy.deployment import deploy
 from lab.deploy.layout import Layout
 from lab.deploy.program import OLDEST_PYTHON, program
 from lab.deploy.visit import MODULES, Visit, hello
@@ -81,6 +82,26 @@ def test_only_what_changed_is_sent(hosts: Hosts) -> None:
     assert outcome.sent == 2 * len("22")
     assert hosts.code("node1") == {"a": "22", "b": "unchanged", "new_name": "moved"}
     assert os.access(Path(outcome.releases["node0"].code) / "b", os.X_OK)
+
+
+def test_a_file_that_grows_meanwhile_arrives_as_it_was_seen(hosts: Hosts) -> None:
+    """Such as the output of the very command, in `lab run train.py > log.txt`."""
+    hosts.write(log="seen", other="1")
+    plan = hosts.plan()
+    hosts.write(log="seen, and more")
+    deploy(plan, hosts.start, hosts.watched)
+    assert hosts.code() == {"log": "seen", "other": "1"}
+
+
+@pytest.mark.parametrize("now", ["", "s", "mess"])
+def test_a_file_that_becomes_another_meanwhile_is_named(hosts: Hosts, now: str) -> None:
+    hosts.write(log="seen", other="1")
+    plan = hosts.plan()
+    hosts.write(log=now)
+    with pytest.raises(LabError, match="log changed while it was sent: deploy again"):
+        deploy(plan, hosts.start, hosts.watched)
+    hosts.deploy()
+    assert hosts.code() == {"log": now, "other": "1"}
 
 
 def test_any_name_arrives_as_it_is(hosts: Hosts) -> None:

@@ -113,7 +113,7 @@ def test_any_name_is_taken_as_it_is(tmp_path: Path) -> None:
 
     assert sorted(paths(tmp_path)) == sorted([*HOSTILE, "no\udcffutf8"])
     tree = read_tree(tmp_path)
-    assert all(path.exists() for path in tree.sources.values())
+    assert all(source.path.exists() for source in tree.sources.values())
 
 
 def test_links_are_sent_as_links_and_those_that_lead_out_are_named(tmp_path: Path) -> None:
