@@ -65,7 +65,7 @@ def explain(names: Annotated[list[str], _NAMES]) -> None:
         ):
             print(fill(f"{what}: {text}", width=92, subsequent_indent="  ") + "\n")
         print(case.difference)
-        print(f"script: {case.folder / 'fault.py'}")
+        print(f"script: {case.folder / ('healthy.py' if case.cut else 'fault.py')}")
         print(f"do it:  lab zoo run {case.name}{_elsewhere(case)}")
 
 

@@ -31,6 +31,20 @@ class Expected(BaseModel):
     """The guilty ones. `any`: which it is differs from run to run, or the ranks are alike."""
 
 
+class Cut(BaseModel):
+    """Two nodes that cannot reach each other any more, though all others reach both."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    between: tuple[str, str]
+    after: str | None = None
+    """What a rank has written by then; None: it is so before the ranks begin."""
+
+    def __str__(self) -> str:
+        since = "before the ranks begin" if self.after is None else f"after `{self.after}`"
+        return f"the network between {' and '.join(self.between)} is cut {since}"
+
+
 class Case(BaseModel):
     """A folder of `cases`: `case.yaml`, which is this, `fault.py` and `healthy.py`."""
 
@@ -50,6 +64,8 @@ class Case(BaseModel):
     """Why it cannot where it cannot."""
     shm: str | None = None
     """Shared memory of the containers, where the fault needs them to have little."""
+    cut: Cut | None = None
+    """What happens to the network, where the fault is not in the script: the twin has the same."""
     wrong: str
     """What goes wrong."""
     field: str
@@ -76,7 +92,8 @@ class Case(BaseModel):
 
     def script(self, twin: Twin) -> str:
         """What the ranks run: the file without the marks."""
-        return MARK.sub("", (self.folder / f"{twin}.py").read_text(encoding="utf-8"))
+        name = "healthy" if self.cut else twin
+        return MARK.sub("", (self.folder / f"{name}.py").read_text(encoding="utf-8"))
 
     @cached_property
     def lines(self) -> frozenset[int]:
@@ -84,6 +101,8 @@ class Case(BaseModel):
 
         All lines of a statement count where its first one is marked: Python names any of them.
         """
+        if self.cut:
+            return frozenset()
         text = (self.folder / "fault.py").read_text(encoding="utf-8")
         marked = {text.count("\n", 0, found.start()) + 1 for found in MARK.finditer(text)}
         spans = [
@@ -95,6 +114,8 @@ class Case(BaseModel):
 
     @property
     def difference(self) -> str:
-        """What the twin does otherwise, as a unified diff."""
+        """What the twin does otherwise, as a unified diff; what is done to it, in words."""
+        if self.cut:
+            return f"{self.cut}\n"
         fault, healthy = (self.script(twin).splitlines(True) for twin in get_args(Twin))
         return "".join(difflib.unified_diff(fault, healthy, "fault.py", "healthy.py", n=2))

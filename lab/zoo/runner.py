@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +15,10 @@ from typing import Any
 from lab.channel import Progress
 from lab.errors import LabError
 from lab.runs.files import write_atomically
-from lab.zoo.case import Case, Place, Twin
+from lab.topology import load_topology
+from lab.transport.containers import lab_id
+from lab.zoo import network
+from lab.zoo.case import Case, Cut, Place, Twin
 from lab.zoo.workloads import Workload
 
 LAB = (sys.executable, "-P", "-m", "lab")
@@ -23,8 +27,8 @@ OPTIONS = ("--audit", "--on-stall", "stop", "--timeout", "180s", "--json")
 STALL = {"fault": 4, "healthy": 30}
 """Seconds without progress after which a run is looked into. A healthy one is given more: on a
 machine that is short of time its ranks may come to the start one after the other."""
-SHM = "shm-{}.yaml"
-"""The topology of containers with so little shared memory."""
+OWN = "own-{}.yaml"
+"""The topology of containers that a case has for itself, since others would not do, or suffer."""
 SCRIPT = "train.py"
 """What the copies are called: nothing of a script tells the judges what it is."""
 
@@ -64,11 +68,12 @@ class Zoo:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the nodes that the runs have left up."""
+        """End what still runs, and remove the nodes that the runs have left up."""
+        self._interrupt()
         signal.signal(signal.SIGTERM, self._on_term)
         if self.on == "docker":
             self._lab("down", "--on", "docker")
-            for file in self._folder.glob(SHM.format("*")):
+            for file in self._folder.glob(OWN.format("*")):
                 self._lab("down", "-t", file.name)
 
     def run_case(self, case: Case, twin: Twin) -> Outcome:
@@ -76,8 +81,33 @@ class Zoo:
         start = Path(case.name, twin)
         (self._folder / start).mkdir(parents=True, exist_ok=True)
         write_atomically(self._folder / start / SCRIPT, case.script(twin))
-        stall = ["--stall", str(STALL[twin])]
-        return self._run([*self._topology(case), *stall, "--cwd", str(start), SCRIPT])
+        words = ["--stall", str(STALL[twin]), "--cwd", str(start), SCRIPT]
+        where = self._where(case.nodes, case.slots)
+        cut = case.cut if twin == "fault" else None
+        own = f"docker: {{shm: {case.shm}}}" if case.shm else network.CAPABLE if cut else None
+        if own is None or self.on != "docker":
+            return self._run([*where, *words])
+        file = self._folder / OWN.format(case.name)
+        write_atomically(file, f"name: {case.name}\non: docker\nnodes: {case.nodes}\n{own}\n")
+        words = ["-t", file.name, *where, *words]
+        return self._run(words) if cut is None else self._run_with(cut, file, words)
+
+    def _run_with(self, cut: Cut, file: Path, words: Sequence[str]) -> Outcome:
+        """Run on nodes of its own, two of which lose each other."""
+        self._lab("up", "-t", file.name)
+        lab = lab_id(load_topology(str(file)), self._folder.resolve())
+        if cut.after is None:
+            network.cut(lab, *cut.between)
+            return self._run(words)
+        left, written = [cut], ""
+
+        def hear(data: str) -> None:
+            nonlocal written
+            written += data
+            if left and str(cut.after) in written:
+                network.cut(lab, *left.pop().between)
+
+        return self._run(words, hear)
 
     def run_workload(self, workload: Workload) -> Outcome:
         """Run a healthy training job of lab's own."""
@@ -105,15 +135,6 @@ class Zoo:
     def _where(self, nodes: int, slots: int) -> list[str]:
         return [*self._hosts, "--on", self.on, "--nodes", str(nodes), "--slots", str(slots)]
 
-    def _topology(self, case: Case) -> list[str]:
-        where = self._where(case.nodes, case.slots)
-        if case.shm is None or self.on != "docker":
-            return where
-        file = SHM.format(case.shm)
-        text = f"name: shm-{case.shm}\non: docker\nnodes: {case.nodes}\ndocker: {{shm: {case.shm}}}"
-        write_atomically(self._folder / file, text + "\n")
-        return ["-t", file, *where]
-
     def _lab(self, *words: str) -> None:
         """A command of lab's in the folder of the zoo.
 
@@ -124,29 +145,37 @@ class Zoo:
         if done.returncode:
             raise LabError(done.stderr.strip())
 
-    def _run(self, words: Sequence[str]) -> Outcome:
-        process = subprocess.Popen(
-            [*LAB, "run", *OPTIONS, *words],
-            cwd=self._folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C is ours: see _interrupt
-        )
-        self._running.add(process)
-        try:
-            out, err = process.communicate()
-        finally:
-            self._running.discard(process)
+    def _run(self, words: Sequence[str], hear: Callable[[str], None] | None = None) -> Outcome:
+        """`hear` gets what ranks write, as it comes."""
         run, verdict = None, {}
-        for line in out.splitlines():
-            event = json.loads(line)
-            if event["type"] == "run":
-                run = event["id"]
-            elif event["type"] == "verdict":
-                verdict = event
-        return Outcome(run, verdict, said="" if verdict else err.strip())
+        with tempfile.TemporaryFile("w+") as err:
+            process = subprocess.Popen(
+                [*LAB, "run", *OPTIONS, *words],
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
+                start_new_session=True,  # Ctrl-C is ours: see _interrupt
+            )
+            assert process.stdout is not None
+            self._running.add(process)
+            try:
+                for line in process.stdout:
+                    event = json.loads(line)
+                    if event["type"] == "run":
+                        run = event["id"]
+                    elif event["type"] == "verdict":
+                        verdict = event
+                    elif event["type"] == "log" and hear is not None:
+                        hear(event["data"])
+            finally:
+                if sys.exc_info()[0] is not None:
+                    process.terminate()
+                process.wait()
+                self._running.discard(process)
+            err.seek(0)
+            return Outcome(run, verdict, said="" if verdict else err.read().strip())
 
     def _interrupt(self) -> None:
         for process in list(self._running):
