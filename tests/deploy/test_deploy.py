@@ -58,6 +58,14 @@ def test_a_folder_comes_to_all_hosts(hosts: Hosts) -> None:
     assert outcome.sent == 2 * len("print(1)23")
 
 
+def test_an_empty_folder_is_there_to_start_in(hosts: Hosts) -> None:
+    """As for `lab run -m lab.training.wine`."""
+    code = Path(hosts.deploy().releases["node0"].code)
+    assert code.is_dir()
+    code.rmdir()
+    assert Path(hosts.deploy().releases["node0"].code).is_dir()
+
+
 def test_an_unchanged_folder_is_not_sent_again(hosts: Hosts) -> None:
     hosts.write(a="1")
     first = hosts.deploy()

@@ -74,7 +74,8 @@ class Project:
             "content": written["content"],
             "environment": written["environment"],
             "requirements": written["requirements"],
-            "intact": all(
+            "intact": (release / "code").is_dir()
+            and all(
                 stamp(release / "code" / path) == as_put
                 for path, as_put in written["stamps"].items()
             ),
@@ -101,7 +102,7 @@ class Project:
         self._remove_unfinished()
         numbers = [int(path.name.partition("-")[0]) for path in self._all()]
         release = self._releases / f"{max(numbers, default=0) + 1:04}-{content[:12]}"
-        release.mkdir()
+        (release / "code").mkdir(parents=True)  # ranks start there, also where it stays empty
         return release
 
     def finish(
