@@ -8,6 +8,7 @@ Runs are in the working directory, so wherever that is, the path must be the sam
 """
 
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -18,10 +19,24 @@ from lab.channel import Channel
 from lab.errors import LabError
 from lab.transport.local import LocalChannel
 
+SHARE = (
+    "the folder that lab is called in must have the same path on the login node and on all hosts, "
+    "as on a shared file system (from elsewhere: sshfs)"
+)
 TIMEOUT = 60
 """Seconds for one command: a busy slurmctld may take its time."""
 CONTAINER = "docker:"
 NO_CONTAINER = ("Error: No such container", "Error response from daemon")
+
+
+_NO_FOLDER = r"(?i)(?:cd.*{0}: no such file|no such file or directory: {0}$|^{0}: no such file)"
+"""What bash, zsh and tcsh say when they cannot change to a folder."""
+NOT_FOUND = 127
+"""What shells, and docker exec, end with where there is no such command."""
+
+
+class NoCommandError(LabError):
+    """There is no such command where it was to run."""
 
 
 class Answer(NamedTuple):
@@ -86,6 +101,13 @@ class Ssh:
             raise LabError(
                 f"slurm.login: ssh {self._host} fails: {_last(answer.err)}; try it by hand"
             )
+        if answer.code == NOT_FOUND:
+            raise NoCommandError(
+                f"{argv[0]} is not on PATH where ssh {self._host} runs commands, which may be less "
+                "than what a login shell has there: ~/.bashrc can set it"
+            )
+        if answer.code != 0 and re.search(_NO_FOLDER.format(re.escape(str(cwd))), answer.err):
+            raise LabError(f"slurm.login: {cwd} is not there on {self._host}: {SHARE}")
         return answer
 
     def start(self, argv: Sequence[str], cwd: Path) -> Channel:
@@ -111,6 +133,8 @@ class Container:
             raise LabError(
                 f"slurm.login: the container {self._name} is not there: make slurm-lab starts it"
             )
+        if answer.code == NOT_FOUND:
+            raise NoCommandError(f"{argv[0]} is not on PATH in the container {self._name}")
         return answer
 
     def start(self, argv: Sequence[str], cwd: Path) -> Channel:
@@ -134,7 +158,7 @@ def _channel(argv: Sequence[str], cwd: Path, missing: str) -> Channel:
             start_new_session=True,
         )
     except FileNotFoundError as error:
-        raise LabError(_not_found(missing)) from error
+        raise NoCommandError(_not_found(missing)) from error
     return LocalChannel(process, "login", None)
 
 
@@ -153,7 +177,7 @@ def _answer(argv: Sequence[str], cwd: Path, missing: str) -> Answer:
             start_new_session=True,  # Ctrl-C is ours: it must not end sbatch halfway
         )
     except FileNotFoundError as error:
-        raise LabError(_not_found(missing)) from error
+        raise NoCommandError(_not_found(missing)) from error
     except subprocess.TimeoutExpired as error:
         raise LabError(
             f"{argv[0]} does not answer within {TIMEOUT} s: {shlex.join(argv)}"

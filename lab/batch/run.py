@@ -16,11 +16,12 @@ from typing import Any
 from lab import interrupts
 from lab.batch.code import link_code, remove_unused
 from lab.batch.heard import Heard
+from lab.batch.job_state import JobState
 from lab.batch.judge import Told, judge
 from lab.batch.login import login_of
 from lab.batch.record import Record, nodes_of
 from lab.batch.script import render_sbatch
-from lab.batch.slurm import JobState, Slurm, end_in_output
+from lab.batch.slurm import Slurm, end_in_output
 from lab.batch.states import ASK_EVERY, states, was_active_just_now
 from lab.batch.why import judge_failure
 from lab.errors import LabError, UsageError

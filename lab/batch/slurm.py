@@ -1,46 +1,19 @@
 """Slurm's commands: submit a script, ask where a job is, end it, queue it anew.
 
-What they print is read as leniently as it can be, so that it works from Slurm 20 on; accounting
-(sacct) is asked only where squeue does not know a job any more, and may be missing.
+What they print is read as leniently as it can be, so that it works from Slurm 20 on. squeue is
+asked first; scontrol where there is none, or one that has columns of the site's own; accounting
+(sacct) where neither knows a job any more. None of the three needs to be there.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from lab.batch.login import Answer, Login
+from lab.batch.answers import as_columns, as_json, as_shown
+from lab.batch.job_state import JobState as JobState
+from lab.batch.login import SHARE, Answer, Login, NoCommandError
 from lab.errors import LabError
 
-OVER = frozenset(
-    (
-        *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "REVOKED"),
-        *("NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "UNKNOWN"),
-    )
-)
-"""States in which a job is over (squeue(1), JOB STATE CODES); those that others wait in grow."""
-
-STATES = {
-    "PENDING": "waits",
-    "CONFIGURING": "its nodes boot",
-    "RUNNING": "runs",
-    "SUSPENDED": "is suspended",
-    "STOPPED": "is stopped",
-    "COMPLETING": "ends",
-    "REQUEUED": "goes back into the queue",
-    "REQUEUE_HOLD": "is back in the queue, held",
-    "COMPLETED": "ended well",
-    "FAILED": "failed",
-    "CANCELLED": "was cancelled",
-    "TIMEOUT": "reached its time limit",
-    "DEADLINE": "reached its deadline",
-    "NODE_FAIL": "lost a node",
-    "BOOT_FAIL": "had a node that does not boot",
-    "OUT_OF_MEMORY": "was killed for its memory",
-    "PREEMPTED": "was preempted",
-    "REVOKED": "was revoked",
-    "UNKNOWN": "is one that Slurm does not know any more",
-}
 BEGINS = "lab: job "
 """How the line begins that a job script writes when it begins."""
 _ENDED_JOB = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE TO ([^*]+))?")
@@ -50,55 +23,6 @@ _CAUSES = {
     "PREEMPTION": "PREEMPTED",
     "NODE FAILURE": "NODE_FAIL",
 }
-REASONS = {
-    "Priority": "others come first",
-    "Resources": "not enough nodes are free",
-    "Dependency": "it depends on another job",
-    "DependencyNeverSatisfied": "the job that it depends on did not end as it should",
-    "BeginTime": "it begins at a later time (after a requeue: in about two minutes)",
-    "JobHeldUser": "somebody holds it: scontrol release",
-    "JobHeldAdmin": "an administrator holds it",
-    "PartitionNodeLimit": "it asks for more nodes than the partition has or allows",
-    "PartitionTimeLimit": "it asks for more time than the partition allows",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition is inactive",
-    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
-    "NodeDown": "nodes that it needs are down",
-    "BadConstraints": "no nodes have what it asks for",
-    "Reservation": "its reservation has not begun",
-    "Licenses": "a licence is not free",
-    "AssociationJobLimit": "the account has as many jobs as it may have",
-    "QOSJobLimit": "the quality of service has as many jobs as it may have",
-    "QOSMaxJobsPerUserLimit": "you have as many jobs as you may have",
-    "launch failed requeued held": "it could not be started and is held: scontrol release",
-}
-
-
-@dataclass(frozen=True)
-class JobState:
-    """Where a job is."""
-
-    state: str
-    """Slurm's word, such as RUNNING; UNKNOWN: nobody knows the job any more."""
-    reason: str = ""
-    """Slurm's word for why it waits or ended so; empty: none."""
-    hosts: str = ""
-    """As Slurm writes a list of hosts."""
-
-    @property
-    def active(self) -> bool:
-        """Whether it is not over."""
-        return self.state not in OVER
-
-    def __str__(self) -> str:
-        """In words, with Slurm's own behind them."""
-        told = STATES.get(self.state, "is in a state that lab does not know")
-        words = self.reason if self.reason not in ("", "None") else ""
-        # Some have more behind them: `ReqNodeNotAvail, UnavailableNodes:node3`.
-        why = REASONS.get(words.partition(",")[0])
-        if self.state == "PENDING" and why is not None:
-            told = f"{told}: {why}"
-        return f"{told} ({' '.join(filter(None, (self.state, words)))})"
 
 
 class Slurm:
@@ -140,18 +64,26 @@ class Slurm:
         return (answer.err or answer.out).strip().removeprefix("sbatch: ")
 
     def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
-        """Where jobs are, asked for all at once."""
+        """Where jobs are, asked for all at once.
+
+        Raises:
+            LabError: neither squeue nor scontrol can say it.
+        """
         if not jobs:
             return {}
-        found = {}
-        wanted = f"--jobs={','.join(jobs)}"
-        answer = self._run(["squeue", "--noheader", "--states=all", wanted, "--format=%i|%T|%r|%N"])
-        for line in answer.out.splitlines():
-            job, state, reason, hosts = (*line.strip().split("|"), "", "", "")[:4]
-            if job in jobs:  # else it is a warning
-                found[job] = JobState(state, reason, hosts)
+        wanted = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}"]
+        try:
+            answer = self._run([*wanted, "--format=%i|%T|%r|%N"])
+        except NoCommandError as error:
+            return self._shown(jobs, error)
+        found = as_columns(answer.out, jobs)
         if answer.code != 0 and "Invalid job id" not in answer.err:
             raise LabError(f"squeue fails: {_words(answer)}")
+        if not found and answer.code == 0 and answer.out.strip():
+            told = as_json(answer.out, jobs) or as_json(self._run([*wanted, "--json"]).out, jobs)
+            first = answer.out.strip().splitlines()[0]
+            unread = LabError(f"squeue says what cannot be read: {first}")
+            return told or self._shown(jobs, unread)
         missing = [job for job in jobs if job not in found]
         if len(missing) > 0 and len(jobs) > 1 and answer.code != 0:
             # One unknown job makes squeue of some versions say nothing of the others.
@@ -159,6 +91,20 @@ class Slurm:
                 found |= self.states([job])
             return found
         return found | {job: self._accounted(job) for job in missing}
+
+    def _shown(self, jobs: Sequence[str], otherwise: LabError) -> dict[str, JobState]:
+        """What scontrol says of jobs, or accounting of those that it has forgotten."""
+        found: dict[str, JobState] = {}
+        for job in jobs:
+            try:
+                answer = self._run(["scontrol", "--oneliner", "show", "job", job])
+            except NoCommandError:
+                raise otherwise from None
+            told = as_json(answer.out, [job]) or as_shown(answer.out, [job])
+            if not told and "Invalid job id" not in answer.err:
+                raise otherwise
+            found |= told or {job: self._accounted(job)}
+        return found
 
     def cancel(self, job: str) -> None:
         """End a job; nothing where it is over.
@@ -182,15 +128,14 @@ class Slurm:
 
     def _accounted(self, job: str) -> JobState:
         """What accounting says of a job that the controller has forgotten."""
+        wanted = ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job}"]
         try:
-            answer = self._run(
-                [
-                    *("sacct", "--noheader", "--allocations", "--parsable2"),
-                    *(f"--jobs={job}", "--format=State,NodeList"),
-                ]
-            )
+            answer = self._run([*wanted, "--format=State,NodeList"])
         except LabError:  # it is not installed
             return JobState("UNKNOWN")
+        told = as_json(answer.out, [job])
+        if told:
+            return told[job]
         state, _, hosts = answer.out.strip().rpartition("\n")[2].partition("|")
         # `CANCELLED by 1000`
         return JobState(state.partition(" ")[0] or "UNKNOWN", hosts=hosts)
@@ -203,6 +148,8 @@ class Slurm:
             known = self._run(["sinfo", "--noheader", "--format=%R"]).out.split()
             if known:
                 more = f"; the partitions are {', '.join(sorted(set(known)))}"
+        elif "unable to open file" in words.lower():  # there is another folder of this name
+            more = f"; {SHARE}"
         return f"sbatch does not take the job: {words}{more}"
 
     def _run(self, argv: Sequence[str]) -> Answer:

@@ -4,7 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lab.batch.slurm import JobState, Slurm
+from lab.batch.job_state import JobState
+from lab.batch.slurm import Slurm
 from lab.runs.directory import RunDirectory
 
 ASK_EVERY = 10.0

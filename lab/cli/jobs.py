@@ -27,7 +27,7 @@ def state_in_words(state: str, info: dict[str, Any]) -> str:
     job = info.get("slurm")
     if job is None or state != "running":
         return state
-    from lab.batch.slurm import JobState
+    from lab.batch.job_state import JobState
 
     if "state" not in job:
         return f"job {job['job']} is submitted"

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from lab.batch.job_state import JobState
 from lab.batch.judge import Told, judge
-from lab.batch.slurm import JobState
 from lab.diagnose.finding import Finding
 from lab.node.protocol import Message
 from lab.topology import parse_topology

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from lab.batch import run as batch_run
+from lab.batch.job_state import JobState
 from lab.batch.login import Container, Here, login_of
-from lab.batch.slurm import JobState, Slurm, end_in_output
+from lab.batch.slurm import Slurm, end_in_output
 from lab.batch.states import ASK_EVERY, states
 from lab.errors import LabError
 from lab.runs.directory import RunDirectory
@@ -87,6 +88,29 @@ def test_a_partition_that_is_not_there(fake: Fake, slurm: Slurm, tmp_path: Path)
         slurm.submit(tmp_path / "x", tmp_path / "y", {})
 
 
+def test_a_folder_that_the_login_node_does_not_share(
+    fake: Fake, slurm: Slurm, tmp_path: Path
+) -> None:
+    """From a laptop: there is none of that name, or another one."""
+    fake("sbatch", err="sbatch: error: Unable to open file /w/runs/1/job.sbatch\n", code=1)
+    with pytest.raises(LabError, match=r"Unable to open file .*; the folder that lab is called"):
+        slurm.submit(tmp_path / "x", tmp_path / "y", {})
+    for said in (
+        f"bash: line 1: cd: {tmp_path}: No such file or directory",
+        f"zsh:cd:1: no such file or directory: {tmp_path}",
+        f"{tmp_path}: No such file or directory.",
+    ):
+        fake("ssh", err=f"{said}\n", code=1)
+        with pytest.raises(LabError, match=f"{tmp_path} is not there on cluster: the folder that"):
+            login_of("cluster").run(["sbatch", "x"], tmp_path)
+
+
+def test_commands_that_ssh_does_not_find(fake: Fake, tmp_path: Path) -> None:
+    fake("ssh", err="bash: line 1: exec: sbatch: not found\n", code=127)
+    with pytest.raises(LabError, match=r"sbatch is not on PATH where ssh cluster runs commands"):
+        login_of("cluster").run(["sbatch", "x"], tmp_path)
+
+
 def test_a_comma_would_end_the_variable(fake: Fake, slurm: Slurm, tmp_path: Path) -> None:
     fake("sbatch", "1")
     with pytest.raises(LabError, match="no comma"):
@@ -154,6 +178,43 @@ def test_squeue_that_is_missing_or_broken(fake: Fake, slurm: Slurm) -> None:
         slurm.states(["5"])
 
 
+SHOWN = "JobId=5 JobName=x JobState=RUNNING Reason=None NodeList=n1 BatchHost=n1\n"
+RUNS = JobState("RUNNING", "None", "n1")
+
+
+def test_scontrol_is_asked_where_there_is_no_squeue(
+    fake: Fake, slurm: Slurm, tmp_path: Path
+) -> None:
+    fake("scontrol", SHOWN)
+    assert slurm.states(["5"]) == {"5": RUNS}
+    assert calls(tmp_path) == ["scontrol --oneliner show job 5"]
+    fake("scontrol", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    fake("sacct", "FAILED|n1\n")
+    assert slurm.states(["5"]) == {"5": JobState("FAILED", hosts="n1")}
+
+
+def test_an_squeue_with_columns_of_its_own(fake: Fake, slurm: Slurm, tmp_path: Path) -> None:
+    """A running job must not count as over because a site's wrapper does not heed --format."""
+    fake("squeue", "JOBID STATE\n5 RUNNING\n")
+    with pytest.raises(LabError, match="squeue says what cannot be read: JOBID STATE"):
+        slurm.states(["5"])
+    fake("scontrol", SHOWN)
+    assert slurm.states(["5"]) == {"5": RUNS}
+    job = '{"job_id": 5, "job_state": ["RUNNING"], "state_reason": "None", "nodes": "n1"}'
+    script = tmp_path / "bin/squeue"
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in *--json*) echo \'{{"jobs": [{job}]}}\';; *) echo 5 R;; esac\n'
+    )
+    (tmp_path / "bin/scontrol").unlink()
+    assert slurm.states(["5"]) == {"5": RUNS}
+
+
+def test_accounting_that_answers_in_json(fake: Fake, slurm: Slurm) -> None:
+    fake("squeue")
+    fake("sacct", '{"jobs": [{"job_id": 5, "state": {"current": ["TIMEOUT"]}, "nodes": "n1"}]}')
+    assert slurm.states(["5"]) == {"5": JobState("TIMEOUT", hosts="n1")}
+
+
 def test_one_unknown_job_does_not_hide_the_others(fake: Fake, slurm: Slurm, tmp_path: Path) -> None:
     fake("sacct", "FAILED|n1\n")
     script = tmp_path / "bin/squeue"
@@ -201,6 +262,10 @@ def test_requeue(fake: Fake, slurm: Slurm, tmp_path: Path) -> None:
         ),
         (JobState("PENDING", "SomethingNew"), "waits (PENDING SomethingNew)"),
         (JobState("FAILED", "NonZeroExitCode"), "failed (FAILED NonZeroExitCode)"),
+        (
+            JobState("PENDING", "AssocGrpGRES"),
+            "waits: a limit of its account is reached (PENDING AssocGrpGRES)",
+        ),
         (JobState("NEW"), "is in a state that lab does not know (NEW)"),
     ],
 )
