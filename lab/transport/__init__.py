@@ -35,4 +35,7 @@ def transport_for(
         from lab.transport.ssh import SshTransport
 
         return SshTransport(topology, workdir, packages, deploy=deploy)
-    raise UsageError(f"on: {topology.on} cannot be run yet; use --on docker, ssh or local")
+    raise UsageError(
+        "on: slurm: only jobs reach its hosts, which are Slurm's: lab run, submit, prove "
+        "or doctor (the cluster to rehearse on comes and goes by its name: lab down -t slurm-lab)"
+    )

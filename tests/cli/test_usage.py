@@ -51,3 +51,13 @@ def test_without_a_command_there_is_help(lab: Lab, words: tuple[str, ...]) -> No
     assert "Usage: lab" in done.stdout
     assert done.stderr == ""
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize("line", ["up", "down", "hosts", "exec --all -- true", "exec node0 true"])
+def test_hosts_of_slurm_are_reached_by_jobs_alone(lab: Lab, line: str) -> None:
+    lab.script("on: slurm\nname: x\nnodes: 2\n", "lab.yaml")
+    done = lab(*line.split())
+    assert done.returncode == 2
+    (told,) = done.stderr.splitlines()
+    assert told.startswith("lab: error: on: slurm: only jobs reach its hosts")
+    assert "lab down -t slurm-lab" in told
