@@ -41,7 +41,7 @@ class Heard:
             self._tell(run | {"restart": self._restart})
         if message["type"] == "audit":  # many, and of interest to the judges only
             self.auditing.event(message)
-        elif message["type"] not in ("state", "progress"):  # for the judge of the end
+        elif message["type"] not in ("state", "progress", "asked"):  # for the judge of the end
             self._tell(message)
 
     def _tell(self, message: Message) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from signal import Signals
 
 from lab.batch.slurm import JobState
-from lab.batch.why import why_stalled
+from lab.batch.why import ENDING, why_stalled
 from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_STALLED, EXIT_TIMEOUT
 from lab.node.protocol import Message
 from lab.node.task import SHARE
@@ -13,8 +13,6 @@ from lab.runs.failures import Failures
 from lab.runs.verdict import Failure, Kind, Verdict
 from lab.topology import Topology
 
-ENDING = (Signals.SIGTERM, Signals.SIGKILL)
-"""How srun and slurmd end ranks."""
 TIME_IS_UP = ("TIMEOUT", "DEADLINE")
 CALLED_OFF = ("CANCELLED", "PREEMPTED")
 NODE_LOST = ("NODE_FAIL", "BOOT_FAIL")

@@ -2,17 +2,24 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
+from signal import Signals
 from typing import Any
 
 from lab.batch.inquiry import Inquiry, settled
 from lab.batch.record import Record as Files
 from lab.batch.record import nodes_of
 from lab.diagnose.finding import Finding
+from lab.node.meeting import read
 from lab.node.protocol import Message
+from lab.node.questions import rank_answer
 from lab.runs.directory import RunDirectory, explained
 from lab.runs.evidence import Record
 from lab.runs.verdict import Failure
 from lab.topology import Topology, load_topology
+
+ENDING = (Signals.SIGTERM, Signals.SIGKILL)
+"""How srun and slurmd end ranks."""
 
 
 def ask_ranks(run: RunDirectory) -> dict[str, Any]:
@@ -34,10 +41,28 @@ def judge_failure(
         {rank.rank: rank.node.name for rank in topology.ranks()},
         [node.name for node in topology.nodes],
     )
+    has_failed = False
     for message in events:
-        record.on_message(message)
+        if message["type"] == "asked":
+            has_failed = True
+            _read_answers(run.path, message, record)
+        # From here on srun ends the others: they ran, when they were asked.
+        elif not (has_failed and message["type"] == "exit" and message["signal"] in ENDING):
+            record.on_message(message)
     evidence = record.evidence("failure", None, asdict(failure))
     return Finding.from_json(settled(run.path, evidence)["finding"])
+
+
+def _read_answers(run: Path, asked: Message, record: Record) -> None:
+    """What the other ranks did when one had failed."""
+    for rank, known in record.ranks.items():
+        state = read(rank_answer(run, asked["number"], rank))
+        if isinstance(state, dict) and known.ended is None:
+            known.state = state
+            known.last_output = state.get("last_output")
+            for pulse in state.get("pulses", ()):
+                known.beat(pulse, pulse["at"])
+            known.beat(state, asked["at"])
 
 
 def why_stalled(events: Iterable[Message]) -> Finding | None:

@@ -29,6 +29,11 @@ RETRY = 2.0
 """Seconds between two attempts to be the one who has them asked: another may have ended."""
 
 
+def beginning(env: Mapping[str, str]) -> str:
+    """Tells this beginning of the ranks from those before, in names of files."""
+    return "-".join(env.get(f"{name}_RESTART_COUNT", "0") for name in ("SLURM", "TORCHELASTIC"))
+
+
 class Lookout:
     """Of one rank. Times are of a monotonic clock, but where they are told to others."""
 
@@ -42,8 +47,7 @@ class Lookout:
         """`wanted`: `after`, `stop` and `judge` of `lab.node.task.NODES`; `report`: for events."""
         self._run = run
         self._rank = int(env["RANK"])
-        beginning = [env.get(f"{name}_RESTART_COUNT", "0") for name in ("SLURM", "TORCHELASTIC")]
-        self._claim = run / FOLDER / "-".join(["stall", *beginning])
+        self._claim = run / FOLDER / f"stall-{beginning(env)}"
         self._after = float(wanted["after"])
         self._stops = bool(wanted["stop"])
         self._judge = wanted["judge"]

@@ -9,7 +9,8 @@ controller, and ends as the rank ends:
     <run>/why/<number>/rank3.json          its `state`, when it was asked for (`lab.node.questions`)
 
 An event `why` says that no rank makes progress (`because`, `stalled_s`, `finding`; `rank`: whose
-task had them asked), `progress` that they go on after all, `stop` that they are ended for it.
+task had them asked), `progress` that they go on after all, `stop` that they are ended for it,
+`asked` (`number`) that the others were asked since the rank has failed.
 
 Its own place comes from the rank's variables; LAB_RUN_DIR names the run directory, and `nodes.json`
 there the nodes' names and slots.
@@ -29,7 +30,8 @@ from typing import Any
 
 from lab.node import memory, processes
 from lab.node.environment import launch_environment, rank_environment
-from lab.node.lookout import Lookout
+from lab.node.farewell import hear_others
+from lab.node.lookout import Lookout, beginning
 from lab.node.meeting import read, write_whole
 from lab.node.pipes import STREAMS, Pipes
 from lab.node.placeholders import fill
@@ -37,6 +39,7 @@ from lab.node.probing import Probing
 from lab.node.protocol import encode
 from lab.node.questions import asked, question, rank_answer
 from lab.node.spawn import RankStart, spawn_cold
+from lab.node.victims import consequence
 
 NODES = "nodes.json"
 """In the run directory: `{"topology": NAME, "names": [...], "slots": [...], "elastic": BOOL}`.
@@ -109,9 +112,9 @@ class Task:
         node: str,
         env: Mapping[str, str],
         command: Sequence[str],
-        stall: Mapping[str, Any] | None = None,
+        nodes: Mapping[str, Any],
     ) -> None:
-        """`env` is all that the rank finds; `stall`: see `NODES`."""
+        """`env` is all that the rank finds; `nodes`: see `NODES`."""
         self._node = node
         self._env = env
         self._command = fill(command, env)
@@ -130,8 +133,11 @@ class Task:
         self._states: dict[int, dict[str, Any]] = {}
         """By question what is to be answered, once other nodes have been tried."""
         self._lookout: Lookout | None = None
-        if stall is not None:
-            self._lookout = Lookout(self._run, env, stall, self._report)
+        if nodes.get("stall") is not None:
+            self._lookout = Lookout(self._run, env, nodes["stall"], self._report)
+        self._nodes = nodes
+        self._is_ended = False  # by others, or for others
+        self._is_victim = False
         self._kill_at: float | None = None
         self._code: int | None = None
         """As the system says it: -n for signal n."""
@@ -179,11 +185,21 @@ class Task:
         code = processes.as_shell(self._code)
         limit = memory.memory_limit() if starved else None
         self._report("exit", rank=self._rank, code=code, signal=number, oom_limit=limit)
+        if code and not self._is_ended and number != signal.SIGTERM:
+            hear_others(
+                self._run,
+                self._rank,
+                self._nodes,
+                beginning(self._env),
+                self._report,
+                is_victim=self._is_victim,
+            )
         return code
 
     def _on_signals(self, wakeup: int, pid: int) -> None:
         for number in set(os.read(wakeup, 4096)) - {signal.SIGCHLD}:
             processes.signal_group(pid, number)
+            self._is_ended = True
         ended = processes.reap()
         self._code = ended.get(pid, self._code)
         if self._lookout is not None and self._code is None:
@@ -217,6 +233,7 @@ class Task:
             now = time.monotonic()
             if self._kill_at is None:
                 self._kill_at = now + STALL_GRACE
+                self._is_ended = True
                 grace = {"grace": STALL_GRACE, "ranks": [self._rank]}
                 self._report("stop", rank=self._rank, because="stall", **grace)
                 processes.signal_group(pid, signal.SIGTERM)
@@ -256,6 +273,8 @@ class Task:
         elif type == "state" and "id" in fields:
             self._on_state(fields)
         else:
+            if type == "exception":
+                self._is_victim = consequence(fields["chain"]) > 0
             message = {"at": time.time(), "type": type, "node": self._node, **fields}
             self._events.write(encode(message))
 
@@ -274,7 +293,7 @@ def main() -> int:
     slots = int(os.environ["LOCAL_WORLD_SIZE"])
     env = {**launch_environment(os.environ, {}, slots), **contract}
     try:
-        task = Task(node, env, command, nodes.get("stall"))
+        task = Task(node, env, command, nodes)
     except OSError as error:
         where = f"{error.filename} cannot be written on {socket.gethostname()}"
         return _refuse(f"{where}: {error.strerror}")

@@ -146,6 +146,27 @@ def test_the_last_words_of_ranks_that_raised_are_judged(run: RunDirectory) -> No
     assert evidence["ranks"]["1"]["ended"] == {"code": 1, "signal": None}
 
 
+def test_what_the_others_did_when_one_had_failed_is_judged_too(run: RunDirectory) -> None:
+    topology = load_topology(str(run.path / "topology.yaml"))
+    failure = Failure(1, "node1", "exit", 7)
+    process = {"state": "S", "cpu_s": 1.0, "threads": 2, "busy": False}
+    state = {"rank": 0, "process": process, "source": "probe", "error": None, "probe": probe(7)}
+    write_answer(run, 5, 0, {**state, "node": "node0", "last_output": 0.5})
+    events: list[dict[str, Any]] = [
+        {"type": "started", "rank": 0, "node": "node0", "pid": 1},
+        {"type": "started", "rank": 1, "node": "node1", "pid": 2},
+        {"type": "exit", "rank": 1, "node": "node1", "code": 7, "signal": None},
+        {"type": "asked", "rank": 1, "node": "node1", "at": 4.0, "number": 5},
+        {"type": "exit", "rank": 0, "node": "node0", "code": 143, "signal": 15},
+    ]
+    finding = judge_failure(run, topology, events, failure)
+    assert (finding.kind, finding.ranks) == ("failed", (1,))
+    known = json.loads((run.path / "why.json").read_text())["evidence"]["ranks"]["0"]
+    assert known["threads"][0]["frames"][0]["line"] == 7
+    assert known["pulses"][0]["time"] == 4.0
+    assert known["ended"] is None, "that came later, and was srun"
+
+
 def test_a_stall_is_judged_in_the_job_by_python_alone(run: RunDirectory) -> None:
     for rank in range(2):
         write_events(run, rank)

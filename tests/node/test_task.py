@@ -84,7 +84,7 @@ def test_an_exception_is_told(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert "ValueError: no such luck" in err
     types = [event["type"] for event in events(tmp_path)]
-    assert types == ["started", "exception", "state", "exit"]
+    assert types == ["started", "exception", "state", "exit", "asked"]
     assert events(tmp_path)[1]["message"] == "no such luck"
 
 
@@ -142,7 +142,8 @@ def test_a_killed_rank_ends_as_a_shell_says_it(tmp_path: Path) -> None:
     os.kill(int(wait_for_word(process)), signal.SIGKILL)
     process.communicate(timeout=60)
     assert process.returncode == 137
-    assert events(tmp_path)[-1]["signal"] == 9
+    (last,) = [event for event in events(tmp_path) if event["type"] == "exit"]
+    assert last["signal"] == 9
 
 
 def test_the_rank_dies_with_its_task(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""What the other ranks of a job do when one has failed, asked before they are ended for it (Slurm).
+
+srun and torchrun end all ranks as soon as the task of one has ended with a failure. So that task
+waits for a moment: the first one asks the others, all wait until those have answered or ended.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lab.node.questions import FOLDER, put, rank_answer
+from lab.node.victims import VICTIM_PATIENCE
+
+POLL = 0.1
+PATIENCE = 2.0
+"""Seconds for the others, which look for a question once a second."""
+TAIL = 1 << 16
+"""Bytes of a rank's events that are looked at for its end."""
+
+
+def hear_others(
+    run: Path,
+    rank: int,
+    nodes: Mapping[str, Any],
+    beginning: str,
+    report: Callable[..., None],
+    *,
+    is_victim: bool,
+) -> None:
+    """Return when the others have been heard of, or have not been for too long.
+
+    Args:
+        run: the run directory.
+        rank: whose end this is.
+        nodes: what `lab.node.task.NODES` holds.
+        beginning: tells this beginning of the ranks from those before.
+        report: for the event `asked`, with the question's `number`.
+        is_victim: whether it looks as if another one had failed before, who may say so only later.
+    """
+    give_up = time.monotonic() + (VICTIM_PATIENCE if is_victim else PATIENCE)
+    claim = run / FOLDER / f"failed-{beginning}"
+    done = claim / "heard"
+    try:
+        claim.mkdir(parents=True)
+    except OSError:  # another one has asked
+        while time.monotonic() < give_up and not done.exists():
+            time.sleep(POLL)
+        return
+    with contextlib.suppress(OSError):  # a full disk is not the rank's affair
+        number = put(run, what="state")
+        report("asked", rank=rank, number=number)
+        names = [
+            name for name, n in zip(nodes["names"], nodes["slots"], strict=True) for _ in range(n)
+        ]
+        others = {n: name for n, name in enumerate(names) if n != rank}
+        ended: set[int] = set()
+        while time.monotonic() < give_up:
+            ended |= {
+                n for n, name in others.items() if n not in ended and _has_ended(run, n, name)
+            }
+            silent = others.keys() - ended
+            if (ended or not is_victim) and all(
+                rank_answer(run, number, n).exists() for n in silent
+            ):
+                break
+            time.sleep(POLL)
+        done.touch()
+
+
+def _has_ended(run: Path, rank: int, node: str) -> bool:
+    try:
+        with (run / node / f"rank{rank}.events.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL))
+            text = file.read()
+    except OSError:  # it has not begun
+        return True
+    return text.rfind(b'"type":"exit"') > text.rfind(b'"type":"started"')
