@@ -23,8 +23,9 @@ from lab.node.questions import put, rank_answer
 from lab.node.task import NODES
 from lab.runs.evidence import SCHEMA, Record
 
-PATIENCE = 8.0
-"""Seconds for the ranks' answers: they look once a second, on a file system that may lag."""
+PATIENCE = 20.0
+"""Seconds for the ranks' answers: they look once a second, on a file system that may lag, and
+stacks that have to be read from outside take some more (`lab.node.probing`)."""
 POLL = 0.1
 LEAST = 1.0
 """Seconds between two questions whether there has been progress."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-PATIENCE = 1.0
+PATIENCE = 2.5
 """Seconds for a connection. A packet that was lost is sent again after one (RFC 6298)."""
 BACKLOG = 64
 UNSURE = "nobody says what"

@@ -27,7 +27,10 @@ from lab.transport.base import Transport
 PULSE_PATIENCE = 3.0
 """Seconds for a node to tell its ranks' pulses: what is silent for longer counts as silent."""
 STATE_PATIENCE = 4.0
-"""The same for all that there is to tell, stacks from outside included."""
+"""The same for all that there is to tell."""
+STACKS_PATIENCE = 12.0
+"""The same of a node that has answered the time before: stacks that have to be read from outside
+may take it some seconds (`lab.node.probing`)."""
 PLAIN_PATIENCE = 0.3
 """The same when the ranks are about to be ended for a failure that tells by itself why it came."""
 DESK_EVERY = 0.2
@@ -52,6 +55,12 @@ class _Round:
     because: Because | None = None
     """None: it is for pulses alone."""
     stalled_s: float | None = None
+
+    def is_over(self, now: float) -> bool:
+        """Whether nobody is waited for any more."""
+        if now >= self.asked_at + STATE_PATIENCE and not self.awaited & self.known:
+            return True
+        return not self.awaited or now >= self.give_up_at
 
 
 class Inquiry:
@@ -147,7 +156,7 @@ class Inquiry:
         """Do what is due."""
         now = time.monotonic()
         if self._round is not None:
-            if not self._round.awaited or now >= self._round.give_up_at:
+            if self._round.is_over(now):
                 self._end_round(self._round)
             return
         if self._ends is not None or not self._links:
@@ -167,7 +176,7 @@ class Inquiry:
                 return
             because, stalled_s = self._wanted
             self._wanted = None
-            self._ask("state", STATE_PATIENCE, because, stalled_s)
+            self._ask("state", STACKS_PATIENCE, because, stalled_s)
         elif self._watch is not None and now >= self._watch.look_at:
             self._ask("pulse", PULSE_PATIENCE)
 

@@ -22,7 +22,7 @@ def waiting(**changes: Any) -> Json:
 
 def late(line: int = 20, **changes: Any) -> Json:
     """A rank that has called three, and is elsewhere."""
-    return rank(STEP[:3], stack=frames(line), **changes)
+    return rank(STEP[:3], **{"stack": frames(line), **changes})
 
 
 # Nodes and networks
@@ -533,6 +533,19 @@ def test_who_still_imports_a_library_is_on_the_way(function: str) -> None:
         found = diagnose(evidence(ranks))
         assert (found.kind, found.line) == ("slow", 1)
         assert "imports what it needs at train.py:1" in found.summary
+
+
+def test_who_imports_what_a_call_needs_is_in_no_collective_though_torch_has_the_module() -> None:
+    library = [("torch/distributed/_composable.py", "<module>"), ("torch/ddp.py", "__init__")]
+    importing = late(stack=frames(20, *library))
+    found = diagnose(evidence([waiting(), importing]))
+    assert (found.kind, found.ranks, found.line) == ("slow", (1,), 20)
+
+
+def test_a_program_that_is_a_library_is_not_taken_for_an_import() -> None:
+    stack = [{"file": "/site-packages/own.py", "line": 3, "function": "<module>", "user": False}]
+    found = diagnose(evidence([waiting(), late(stack=stack), waiting()]))
+    assert found.kind != "slow"
 
 
 def test_who_imports_a_module_of_the_user_that_does_not_come_to_its_end_does_not() -> None:

@@ -18,7 +18,7 @@ class Doing(Enum):
     """`work.wait()`, C++ as well."""
     DATA = auto()
     IMPORTING = auto()
-    """A library: from a disk or a network that others use as well, that may take long."""
+    """A library, perhaps for a call that needs more of it: that may take long where many read."""
     SAVING = auto()
     LOADING = auto()
     ELSE = auto()
@@ -66,7 +66,7 @@ def activity_of(rank: Rank) -> Activity:
     library = [frame for frame in rank.frames[:depth] if name_of(frame) not in _WRAPPERS]
     function = name_of(library[-1]) if library else None
     communication = [frame for frame in library if _is_communication(frame)]
-    if function in _IMPORT:
+    if site is not None and any(name_of(frame) in _IMPORT for frame in library):
         return Activity(Doing.IMPORTING, None, site)
     if any(name_of(frame) in _RENDEZVOUS for frame in communication):
         return Activity(Doing.RENDEZVOUS, "init_process_group", site, _merged(communication))

@@ -25,7 +25,7 @@ QUESTIONS: tuple[Question, ...] = (
     judge_differing,  # do the ranks call the same collectives?
     judge_aborted,  # of the same sizes?
     judge_absent,  # are all processes and nodes there, and can they reach each other?
-    judge_imports,  # are ranks still on their way to the start?
+    judge_imports,  # are ranks still on their way?
     judge_start,  # have all ranks joined?
     judge_patience,  # do steps take that long?
     judge_late,  # for whom does everybody wait, and what does that rank do?

@@ -24,22 +24,21 @@ def judge_claims(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | Non
 
 
 def judge_imports(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
-    """Say that ranks have not come to the start since they still import what they need."""
+    """Say that ranks are late since they still import what they need."""
     if evidence.failure is not None or evidence.because == "failure":
         return None
     late = tuple(
         n
         for n, rank in evidence.ranks.items()
-        if rank.ended is None and not rank.groups and activity_of(rank).doing is Doing.IMPORTING
+        if rank.ended is None and activity_of(rank).doing is Doing.IMPORTING
     )
     if not late:
         return None
     told = [f"rank {n} {does(evidence.ranks[n], activity_of(evidence.ranks[n]))}" for n in late]
-    have = "has" if len(late) == 1 else "have"
     finding = Finding(
         "slow",
         "warning",
-        f"no hang: {who(late, evidence)} {have} not come to the start so far: {told[0]}",
+        f"no hang: {who(late, evidence)} come{'s' * (len(late) == 1)} later: {told[0]}",
         ranks=late,
         nodes=evidence.nodes_of(late),
         innocent=innocents(waits, late),
