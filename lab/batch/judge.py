@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from signal import Signals
 
-from lab.batch.slurm import JobState
+from lab.batch.job_state import JobState
 from lab.batch.why import ENDING, why_stalled
 from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_STALLED, EXIT_TIMEOUT
 from lab.node.protocol import Message
@@ -111,6 +111,9 @@ def _first(told: Told, failures: Failures, silent: Mapping[int, str]) -> Failure
         return first
     rank, node = min(silent.items())
     if told.job.state == "OUT_OF_MEMORY":
+        hosts = {m["rank"]: m.get("host") for m in told.events if m["type"] == "started"}
+        own = [one for one in silent.items() if told.job.hosts and hosts[one[0]] == told.job.hosts]
+        rank, node = min(own, default=(rank, node))
         return Failure(rank, node, "signal", 128 + Signals.SIGKILL, message=str(told.job))
     return Failure(rank, node, "node-lost", EXIT_FAILURE, message=f"the node is gone: {told.job}")
 

@@ -21,7 +21,7 @@ from lab.batch.judge import Told, judge
 from lab.batch.login import login_of
 from lab.batch.record import Record, nodes_of
 from lab.batch.script import render_sbatch
-from lab.batch.slurm import Slurm, end_in_output
+from lab.batch.slurm import Slurm, end_in_output, starved_in_output
 from lab.batch.states import ASK_EVERY, states, was_active_just_now
 from lab.batch.why import judge_failure
 from lab.errors import LabError, UsageError
@@ -186,6 +186,8 @@ class BatchRun:
         words = next((line.strip() for line in reversed(said) if line.strip()), "")
         if state.state == "UNKNOWN":
             state = end_in_output(said) or state
+        if code and (host := starved_in_output(said)) is not None:
+            state = JobState("OUT_OF_MEMORY", hosts=host)
         verdict = judge(Told(self.topology, record.events, state, code, words))
         if verdict.first is not None:
             last = heard.last_lines.of(verdict.first.rank)

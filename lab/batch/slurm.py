@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lab.batch.answers import as_columns, as_json, as_shown
-from lab.batch.job_state import JobState as JobState
+from lab.batch.job_state import JobState
 from lab.batch.login import SHARE, Answer, Login, NoCommandError
 from lab.errors import LabError
 
@@ -18,6 +18,11 @@ BEGINS = "lab: job "
 """How the line begins that a job script writes when it begins."""
 _ENDED_JOB = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE TO ([^*]+))?")
 """slurmstepd's own line (slurm/src/slurmd/slurmstepd/req.c)."""
+_STARVED = (
+    r"slurmstepd-?(\S*): error: .*(?:exceeded memory limit \(|oom.kill event|out-of-memory)",
+    r"slurmstepd-?(\S*): error: exceeded job memory limit",
+)
+"""slurmstepd's lines where memory was too little: the host's own, then what it tells the others."""
 _CAUSES = {
     "TIME LIMIT": "TIMEOUT",
     "PREEMPTION": "PREEMPTED",
@@ -169,6 +174,19 @@ def end_in_output(lines: Sequence[str]) -> JobState | None:
         if found is not None:
             cause = (found[1] or "").partition(",")[0].strip()
             return JobState(_CAUSES.get(cause, "CANCELLED"))
+    return None
+
+
+def starved_in_output(lines: Sequence[str]) -> str | None:
+    """The host on which the job's limit of memory was reached; None: it was not; "": on one.
+
+    Slurm may count such a job as failed, since its script goes on without the step that was killed.
+    """
+    begun = max((n for n, line in enumerate(lines) if line.startswith(BEGINS)), default=0)
+    for pattern in _STARVED:
+        for line in lines[begun:]:
+            if (found := re.match(pattern, line, re.IGNORECASE)) is not None:
+                return found[1]
     return None
 
 

@@ -90,7 +90,7 @@ class Failure:
     def _ended_by(self) -> str:
         if self.oom_limit is not None:
             return f"killed: out of memory (the node's limit is {_size(self.oom_limit)})"
-        return f"ended by {signal_name(self.exit_code - 128)}"
+        return self.message or f"ended by {signal_name(self.exit_code - 128)}"
 
     @property
     def _exception(self) -> str:

@@ -1,5 +1,6 @@
 """How a job ended, from what its ranks and Slurm have told."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,6 +99,18 @@ def test_ended_by_slurm(state: str, kind: str, code: int, words: str) -> None:
     verdict = judge(told(*BEGAN, ended(0, 143, signal=15), state=state, code=None))
     assert (verdict.kind, verdict.exit_code, verdict.summary) == (kind, code, words)
     assert (verdict.first, verdict.ended) == (None, (0, 1))
+
+
+def test_a_limit_of_memory_is_laid_to_the_rank_of_its_host() -> None:
+    """Slurm kills the whole step: no rank has a last word."""
+    events = [{**began(rank), "host": f"n{rank}"} for rank in (0, 1)]
+    for host, rank in (("n1", 1), ("", 0), ("elsewhere", 0)):
+        known = told(*events, code=137)
+        job = JobState("OUT_OF_MEMORY", hosts=host)
+        verdict = judge(replace(known, job=job))
+        assert verdict.first is not None
+        assert (verdict.kind, verdict.exit_code, verdict.first.rank) == ("signal", 137, rank)
+        assert "was killed for its memory" in verdict.summary
 
 
 def test_no_rank_has_begun() -> None:

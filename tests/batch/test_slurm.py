@@ -10,7 +10,7 @@ import pytest
 from lab.batch import run as batch_run
 from lab.batch.job_state import JobState
 from lab.batch.login import Container, Here, login_of
-from lab.batch.slurm import Slurm, end_in_output
+from lab.batch.slurm import Slurm, end_in_output, starved_in_output
 from lab.batch.states import ASK_EVERY, states
 from lab.errors import LabError
 from lab.runs.directory import RunDirectory
@@ -295,6 +295,39 @@ def test_the_end_of_a_job_that_slurm_has_forgotten(line: str, state: str | None)
     assert end_in_output([begins, line, "srun: Job step aborted", ""]) == expected
     again = begins.replace("restart 0", "restart 1")
     assert end_in_output([begins, line, again, "lab:   node 0 is host0"]) is None
+
+
+HEARD = "slurmstepd-n0: error: Exceeded job memory limit"
+OVER_LIMIT = "StepId=7.0 exceeded memory limit (497938432 > 419430400), being killed"
+
+
+@pytest.mark.parametrize(
+    ("lines", "host"),
+    [
+        # The host that is not to blame has heard it first.
+        (
+            [
+                "slurmstepd-n0: error: Exceeded job memory limit",
+                f"slurmstepd-n1: error: {OVER_LIMIT}",
+            ],
+            "n1",
+        ),
+        ([HEARD], "n0"),
+        (["slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step"], ""),
+        (
+            [
+                "slurmstepd-n1: error: Detected 1 oom-kill event(s) in StepId=7.0 cgroup. Some of "
+                "your processes may have been killed by the cgroup out-of-memory handler."
+            ],
+            "n1",
+        ),
+        (["srun: error: n1: task 1: Killed"], None),
+    ],
+)
+def test_a_limit_of_memory_in_the_output(lines: list[str], host: str | None) -> None:
+    begins = "lab: job 7, restart 0: 2 ranks, node0:29500"
+    assert starved_in_output([begins, *lines]) == host
+    assert starved_in_output([*lines, begins.replace("restart 0", "restart 1")]) is None
 
 
 def test_a_state_of_a_later_slurm_is_not_taken_for_the_end() -> None:
