@@ -50,7 +50,7 @@ def read_source(source: str | None = None) -> Source:
     if source in PRESETS:
         file = resources.files("lab.topology").joinpath("presets", f"{source}.yaml")
         return Source(f"preset {source}", file.read_text(encoding="utf-8"), source)
-    path = _with_ending(Path(source).expanduser())
+    path = with_ending(Path(source).expanduser())
     if source == SSH_LAB and not path.exists():
         path = written_folder(SSH_LAB) / "topology.yaml"
     return Source(source, _read(path, source), path.stem)
@@ -63,7 +63,7 @@ def written_folder(name: str) -> Path:
     return base / "multinode-lab" / name
 
 
-def _with_ending(path: Path) -> Path:
+def with_ending(path: Path) -> Path:
     """`mine.yaml` for `mine`, where only that is there."""
     with contextlib.suppress(OSError, ValueError):  # no name that a file can have
         if path.name and not path.exists() and path.with_suffix(".yaml").exists():

@@ -17,8 +17,7 @@ MARK = re.compile(r"  # <- fault$", re.MULTILINE)
 """Ends the lines that a finding may name. Ranks never see it: `Case.script` leaves it out."""
 
 Twin = Literal["fault", "healthy"]
-Place = Literal["local", "docker", "ssh"]
-"""Where a controller watches the ranks; on Slurm nobody does."""
+Place = Literal["local", "docker", "ssh", "slurm"]
 
 
 class Expected(BaseModel):

@@ -22,8 +22,10 @@ from lab.zoo.case import Case, Cut, Place, Twin
 from lab.zoo.workloads import Workload
 
 LAB = (sys.executable, "-P", "-m", "lab")
-OPTIONS = ("--audit", "--on-stall", "stop", "--timeout", "180s", "--json")
+OPTIONS = ("--audit", "--on-stall", "stop", "--json")
 """Of each run: all that lab can see of what is wrong."""
+TIMEOUT = ("--timeout", "180s")
+"""The same, but on Slurm, where the topology has the limit."""
 STALL = {"fault": 4, "healthy": 30}
 """Seconds without progress after which a run is looked into. A healthy one is given more: on a
 machine that is short of time its ranks may come to the start one after the other."""
@@ -51,7 +53,7 @@ class Zoo:
     def __init__(
         self, folder: Path, on: Place, nodes: int, at_once: int = 2, topology: str | None = None
     ) -> None:
-        """`nodes`: how many the runs need at most; `topology`: of which hosts, on ssh."""
+        """`nodes`: how many the runs need at most; `topology`: of which hosts, on ssh and slurm."""
         self.on = on
         self._folder = folder
         self._hosts = [] if topology is None else ["-t", topology]
@@ -150,7 +152,7 @@ class Zoo:
         run, verdict = None, {}
         with tempfile.TemporaryFile("w+") as err:
             process = subprocess.Popen(
-                [*LAB, "run", *OPTIONS, *words],
+                [*LAB, "run", *OPTIONS, *(TIMEOUT if self.on != "slurm" else ()), *words],
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -50,7 +50,6 @@ def test_wrong_usage(lab: Lab) -> None:
         (["zoo", "run", "bad-samples"], "did you mean bad-sample?"),
         (["zoo", "explain", "nothing-like-it"], "there is no case nothing-like-it"),
         (["zoo", "run", "wrong-interface"], "the right one; add --on docker"),
-        (["zoo", "run", "bad-sample", "--on", "slurm"], "nobody watches a run on slurm"),
         (["zoo", "run", "bad-sample", "--on", "moon"], "moon"),
     ):
         done = lab(*words)
