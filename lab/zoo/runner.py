@@ -63,7 +63,8 @@ class Zoo:
         self._on_term = signal.getsignal(signal.SIGTERM)
 
     def __enter__(self) -> "Zoo":
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # end the runs, too
+        # End the runs, too; also of a job in the background, which ignores SIGINT.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         self._folder.mkdir(parents=True, exist_ok=True)
         if self.on == "docker":  # all of them: while runs are on some, others cannot be added
             self._lab("up", "--on", "docker", "--nodes", str(self._nodes))
