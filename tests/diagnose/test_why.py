@@ -108,6 +108,16 @@ def test_of_one_broken_pair_both_sides_are_named() -> None:
     assert "node0 and node1 cannot reach each other" in found.summary
 
 
+def test_a_pair_of_which_one_reaches_the_other_is_not_cut() -> None:
+    peers = {
+        "node0": {"peers": {"node1": "timeout"}},
+        "node1": {"peers": {"node0": "ok"}},
+    }
+    found = diagnose(evidence([waiting(), waiting()], nodes=peers))
+    assert found.kind == "unknown"
+    assert found.evidence[-1] == "node0 does not reach node1: timeout"
+
+
 def test_a_port_that_nobody_listens_on_is_no_partition() -> None:
     peers = {"node0": {"peers": {"node1": "refused"}}}
     assert diagnose(evidence([waiting(), late()], nodes=peers)).kind == "busy-alone"

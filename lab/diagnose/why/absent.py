@@ -136,11 +136,10 @@ def _of_node(evidence: Evidence, node: Node) -> str:
 def _cut_off(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     """Nodes that cannot reach each other: the one that no other can reach is the guilty one."""
     pairs = {
-        (min(node.name, other), max(node.name, other)): how
+        (min(node.name, other), max(node.name, other)): node.peers[other]
         for node in evidence.nodes.values()
         for other in node.cut_off_from
-        if not (how := node.peers[other]).startswith(UNSURE)
-        or (other in evidence.nodes and node.name in evidence.nodes[other].cut_off_from)
+        if _is_cut(evidence, node, other)
     }
     if not pairs or not waits:
         return None
@@ -164,6 +163,18 @@ def _cut_off(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
         evidence=tuple(f"between {a} and {b}: {how}" for (a, b), how in sorted(pairs.items())),
         cure=PARTITION_CURE,
     )
+
+
+def _is_cut(evidence: Evidence, node: Node, name: str) -> bool:
+    """Whether neither end reaches the other, as far as both have tried.
+
+    Where one does, the network is there: an answer has only come too late, as on a busy machine, or
+    a firewall lets nobody begin from the other side.
+    """
+    other = evidence.nodes.get(name)
+    if other is None or node.name not in other.peers:
+        return not node.peers[name].startswith(UNSURE)
+    return node.name in other.cut_off_from
 
 
 def _pair(one: str, other: str) -> tuple[str, str]:

@@ -34,5 +34,16 @@ def unknown(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding:
         "warning",
         what,
         innocent=innocents(waits, ()),
-        evidence=tuple(seen(rank) for rank in list(evidence.ranks.values())[:MOST]),
+        evidence=(
+            *(seen(rank) for rank in list(evidence.ranks.values())[:MOST]),
+            *_out_of_reach(evidence),
+        ),
     )
+
+
+def _out_of_reach(evidence: Evidence) -> list[str]:
+    """Which nodes did not reach others, which may have reached them."""
+    pairs = [(node, other) for node in evidence.nodes.values() for other in node.cut_off_from]
+    return [f"{node.name} does not reach {other}: {node.peers[other]}" for node, other in pairs][
+        :MOST
+    ]
