@@ -35,12 +35,14 @@ class Report:
         count, right = len(self.scores), [score for score in self.scores if score.kind]
         lined = [score for score in self.scores if score.case.lines]
         wrong = [score for score in self.scores if score.alarms]
+        again = sum(score.fault.again for score in self.scores)
+        patient = f"; {again} run{'s' * (again > 1)} again with more patience" if again else ""
         return (
             f"on {self.on}: right kind {len(right)} of {count}, "
             f"ranks {sum(score.ranks for score in right)} of {count}, "
             f"line {sum(score.kind and score.line for score in lined)} of {len(lined)}; "
             f"false alarms {len(wrong) + sum(map(bool, self.alarms.values()))} "
-            f"in {count + len(self.alarms)} healthy runs"
+            f"in {count + len(self.alarms)} healthy runs{patient}"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ TIMEOUT = ("--timeout", "180s")
 """The same, but on Slurm, where the topology has the limit."""
 STALL = {"fault": 4, "healthy": 30}
 """Seconds without progress after which a run is looked into. A healthy one is given more: on a
-machine that is short of time its ranks may come to the start one after the other."""
+machine that is short of time its ranks may come to the start one after the other. So is a fault of
+which lab says that it does not know, before that counts as missed."""
 OWN = "own-{}.yaml"
 """The topology of containers that a case has for itself, since others would not do, or suffer."""
 SCRIPT = "train.py"
@@ -45,6 +46,13 @@ class Outcome:
     """What verdict.json holds; empty where lab itself failed."""
     said: str = ""
     """By lab on stderr, where there is no verdict."""
+    again: bool = False
+    """Whether this is the second, more patient run: the first had told nothing."""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether lab has seen a stall, and says that it does not know why."""
+        return (self.verdict.get("why") or {}).get("kind") == "unknown"
 
 
 class Zoo:
@@ -81,10 +89,16 @@ class Zoo:
 
     def run_case(self, case: Case, twin: Twin) -> Outcome:
         """Run one script to its end."""
+        outcome = self._run_script(case, twin, STALL[twin])
+        if twin == "healthy" or case.cut or not outcome.is_unknown:
+            return outcome
+        return replace(self._run_script(case, twin, STALL["healthy"]), again=True)
+
+    def _run_script(self, case: Case, twin: Twin, stall: int) -> Outcome:
         start = Path(case.name, twin)
         (self._folder / start).mkdir(parents=True, exist_ok=True)
         write_atomically(self._folder / start / SCRIPT, case.script(twin))
-        words = ["--stall", str(STALL[twin]), "--cwd", str(start), SCRIPT]
+        words = ["--stall", str(stall), "--cwd", str(start), SCRIPT]
         where = self._where(case.nodes, case.slots)
         cut = case.cut if twin == "fault" else None
         own = f"docker: {{shm: {case.shm}}}" if case.shm else network.CAPABLE if cut else None

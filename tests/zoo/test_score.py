@@ -1,5 +1,6 @@
 """A score is right only if kind, ranks and line are, and nothing else is said."""
 
+from dataclasses import replace
 from typing import Any
 
 from lab.diagnose.finding import Finding, Innocent, Kind
@@ -73,5 +74,7 @@ def test_a_report_says_where_it_was_and_what_cannot_occur_there() -> None:
     assert report.sums == (
         "on ssh: right kind 1 of 1, ranks 1 of 1, line 1 of 1; false alarms 0 in 2 healthy runs"
     )
+    again = Score(CASE, replace(score(why=found()).fault, again=True), Outcome("b", WELL))
+    assert Report("ssh", [again], {}).sums.endswith("; 1 run again with more patience")
     said = report.to_json()
     assert (said["on"], list(said["left_out"])) == ("ssh", ["small-shared-memory"])
