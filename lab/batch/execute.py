@@ -33,7 +33,7 @@ def execute(
 ) -> tuple[RunDirectory, Verdict]:
     """Run a job to its end: `lab.runs.execute`, or as a job of Slurm.
 
-    Ctrl-C cancels a job of Slurm. Nobody is there whom rank 0 could read from.
+    Ctrl-C, TERM and HUP cancel a job of Slurm. Nobody is there whom rank 0 could read from.
 
     Raises:
         UsageError: a limit is no such number, or Slurm has another way to set it.
@@ -70,3 +70,8 @@ def execute(
             raise
         run.cancel()
         return run.directory, run.follow(listeners)
+    except SystemExit:  # SIGTERM, or a terminal that closes: see `lab.__main__`
+        if run is not None:
+            run.cancel()
+            run.follow(listeners)
+        raise

@@ -261,13 +261,14 @@ def test_submit_ps_logs_stop_rm(lab: Patient) -> None:
     assert list((lab.cwd / "runs").iterdir()) == [], "the code for the ranks goes with the last run"
 
 
-def test_ctrl_c_cancels_the_job(lab: Patient) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_cancels_the_job(lab: Patient, number: signal.Signals, code: int) -> None:
     process = lab.start("run", "-t", "slurm-lab", "--nodes", "1", lab.script(WAITS))
     assert process.stdout is not None
     assert "here" in process.stdout.readline()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.communicate(timeout=600)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert verdict(lab.runs()[-1])["kind"] == "interrupted"
 
 
