@@ -1,43 +1,19 @@
 """`lab exec --all true` on many SSH endpoints of this machine, beside the tools for that."""
 
-import os
-import resource
 import shutil
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from lab.bench.sshd import Sshd
+from lab.bench.commands import Way, compared_to_best, measured
+from lab.bench.sshd import PORTS, Sshd, write_client
 from lab.channel import Progress
-from lab.errors import LabError
 
-HOST = """\
-Host node{number}
-    HostName 127.0.0.1
-    Port {port}
-    IdentityFile {key}
-    UserKnownHostsFile {folder}/known_hosts
-
-"""
-PORTS = 16
-"""Of one server: as many as it can take (sshd.c, MAX_LISTEN_SOCKS)."""
 PARALLEL = "64"
 """How many connections the others may make at one time; lab's own bound is 64, too."""
-
-
-class Way(NamedTuple):
-    """One tool."""
-
-    name: str
-    argv: Sequence[str]
-    env: dict[str, str]
-    stdin: str = ""
 
 
 def bench_fan_out(sizes: Sequence[int], runs: int, progress: Progress) -> list[dict[str, Any]]:
@@ -56,13 +32,7 @@ def bench_fan_out(sizes: Sequence[int], runs: int, progress: Progress) -> list[d
             own.mkdir()
             servers.append(Sshd(own, PORTS).start())
             ending.callback(servers[-1].stop)
-        endpoints = [(server, port) for server in servers for port in server.ports]
-        hosts = [
-            HOST.format(number=number, port=port, key=server.identity, folder=folder)
-            for number, (server, port) in enumerate(endpoints)
-        ]
-        (folder / "ssh_config").write_text("".join(hosts))
-        (folder / "known_hosts").write_text("".join(map(Sshd.known_lines, servers)))
+        write_client(folder, servers)
         for size in sizes:
             rows += _of_size(folder, size, runs, progress)
     return rows
@@ -70,48 +40,14 @@ def bench_fan_out(sizes: Sequence[int], runs: int, progress: Progress) -> list[d
 
 def _of_size(folder: Path, size: int, runs: int, progress: Progress) -> list[dict[str, Any]]:
     ways = _ways(folder, size)
-    seconds: dict[str, list[float]] = {way.name: [] for way in ways}
-    cpu: dict[str, list[float]] = {way.name: [] for way in ways}
+    taken: dict[str, list[tuple[float, float]]] = {way.name: [] for way in ways}
     for number in range(runs + 1):
         progress(f"{size} hosts, {'warm-up' if number == 0 else f'round {number} of {runs}'}")
         for way in ways:
-            taken, computed = _measured(way)
+            one = measured(way)
             if number > 0:
-                seconds[way.name].append(taken)
-                cpu[way.name].append(computed)
-    best = min(statistics.median(seconds[way.name]) for way in ways[1:])
-    return [
-        {
-            "hosts": size,
-            "way": way,
-            "median": statistics.median(values),
-            "min": min(values),
-            "max": max(values),
-            "of the best other": statistics.median(values) / best,
-            "cpu": statistics.median(cpu[way]),
-            "all": values,
-        }
-        for way, values in seconds.items()
-    ]
-
-
-def _measured(way: Way) -> tuple[float, float]:
-    """Seconds from its start to its end, and of computation on this side."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    began = time.monotonic()
-    done = subprocess.run(
-        way.argv,
-        input=way.stdin,
-        env={**os.environ, **way.env},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise LabError(f"{way.name} failed: {done.stderr.strip() or done.stdout.strip()}")
-    taken = time.monotonic() - began
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return taken, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+                taken[way.name].append(one)
+    return [{"hosts": size, **row} for row in compared_to_best(taken)]
 
 
 def _ways(folder: Path, size: int) -> list[Way]:

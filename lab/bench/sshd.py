@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from lab.errors import LabError
@@ -24,6 +25,16 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 MaxStartups 500
 """
+CLIENT = """\
+Host node{number}
+    HostName 127.0.0.1
+    Port {port}
+    IdentityFile {key}
+    UserKnownHostsFile {folder}/known_hosts
+
+"""
+PORTS = 16
+"""Of one server: as many as it can take (sshd.c, MAX_LISTEN_SOCKS)."""
 START_PATIENCE = 60.0
 """Seconds for it to greet."""
 
@@ -36,9 +47,13 @@ def find_sshd() -> str | None:
 class Sshd:
     """One server, on one port or more."""
 
-    def __init__(self, folder: Path, ports: int = 1) -> None:
-        """`folder` gets its keys and its log."""
+    def __init__(self, folder: Path, ports: int = 1, *, own_homes: bool = False) -> None:
+        """`folder` gets its keys and its log.
+
+        `own_homes`: each port is a host of its own, whose home is a folder there.
+        """
         self.folder = folder
+        self._own_homes = own_homes
         self.ports = free_ports(ports)
         self.user = KeyPair.new()
         self.identity = folder / "id_ed25519"
@@ -69,7 +84,8 @@ class Sshd:
             Path("/run/sshd").mkdir(exist_ok=True)  # root's sshd wants it
         ports = "\n".join(f"Port {port}" for port in self.ports)
         config = self.folder / "config"
-        config.write_text(CONFIG.format(ports=ports, folder=self.folder))
+        homes = self._homes() if self._own_homes else ""
+        config.write_text(CONFIG.format(ports=ports, folder=self.folder) + homes)
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [program, "-D", "-e", "-f", str(config)], stderr=log, start_new_session=True
@@ -80,6 +96,14 @@ class Sshd:
                 raise LabError(f"sshd does not start: {(self.folder / 'log').read_text()}")
             time.sleep(0.05)
         return self
+
+    def _homes(self) -> str:
+        blocks = []
+        for number, port in enumerate(self.ports):
+            home = self.folder / f"home{number}"
+            home.mkdir(exist_ok=True)
+            blocks.append(f'Match LocalPort {port}\n    SetEnv "HOME={home}"\n')
+        return "".join(blocks)
 
     def _greets(self) -> bool:
         with (
@@ -97,6 +121,17 @@ class Sshd:
     def known_lines(self) -> str:
         """Its lines for a file of known hosts."""
         return "".join(f"[127.0.0.1]:{port} {self.key.public}\n" for port in self.ports)
+
+
+def write_client(folder: Path, servers: Sequence[Sshd]) -> None:
+    """Write `ssh_config` and `known_hosts` for those servers; their ports are node0, node1, ..."""
+    endpoints = [(server, port) for server in servers for port in server.ports]
+    hosts = [
+        CLIENT.format(number=number, port=port, key=server.identity, folder=folder)
+        for number, (server, port) in enumerate(endpoints)
+    ]
+    (folder / "ssh_config").write_text("".join(hosts))
+    (folder / "known_hosts").write_text("".join(map(Sshd.known_lines, servers)))
 
 
 def free_ports(count: int) -> list[int]:

@@ -156,6 +156,20 @@ def fan_out(
     _show("fan-out", rows)
 
 
+@app.command()
+def deploy(
+    hosts: Annotated[int, typer.Option("--hosts", min=1, max=16, help="How many.")] = 4,
+    files: Annotated[int, typer.Option("--files", min=1, help="Of the folder, 8 KB each.")] = 500,
+    runs: RunsOption = 7,
+) -> None:
+    """`lab deploy` to SSH endpoints of this machine that have the folder already, beside rsync."""
+    from lab.bench.deploy import bench_deploy
+
+    with progress_line() as progress:
+        rows = bench_deploy(hosts, files, runs, progress)
+    _show("deploy", rows)
+
+
 @app.command("ssh-start")
 def ssh_start(runs: RunsOption = 5) -> None:
     """From `lab run` to the end of a first all-reduce, on ssh-lab and in containers."""
