@@ -113,6 +113,12 @@ class Options:
             if value is not None and not value > 0:
                 raise UsageError(f"{name} is {value}, and must be above 0")
 
+    @property
+    def needs_checkpoints(self) -> bool:
+        """Whether someone counts on them: more is said about them than by the defaults."""
+        said = self.save_every not in (0, type(self).save_every)
+        return said or bool(self.checkpoints or self.resume or self.on_nan == "rollback")
+
 
 def training_arguments(program: str, description: str, defaults: Options) -> ArgumentParser:
     """A parser with an argument for each of the options; it gives only what was said.

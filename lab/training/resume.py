@@ -5,20 +5,45 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from lab.errors import LabError, UsageError
 from lab.training.checkpoints import Checkpoints
 from lab.training.checkpoints.files import atomic_file
 from lab.training.checkpoints.folder import find_all
+from lab.training.checkpoints.ranks import NotSharedError
 from lab.training.options import Options
 from lab.training.preemption import begun_again, job
 from lab.training.world import World
 
 NAME = ".training.job"
 """A file beside the checkpoints: the job whose they are, where it has a name."""
+CURE = "name one that they share by --checkpoints FOLDER"
 PATIENCE = 120.0
 """Seconds which the lock of a job may outlast it, if its host has died: NFS has it for 90."""
+
+
+def claim(checkpoints: Checkpoints, options: Options, world: World) -> Options:
+    """Keep other trainings from saving where this one does. A collective.
+
+    Returns:
+        The options; with save_every 0 where nodes share no folder, as hosts over SSH may not, and
+        nobody has asked for checkpoints: that is said, and all can be trained anywhere.
+
+    Raises:
+        LabError: another training saves there, or a rank cannot write there.
+    """
+    if options.save_every:
+        again = any(_begun_again(world))
+        try:
+            checkpoints.claim(patience=PATIENCE if again else 0.0)
+        except NotSharedError as error:
+            if options.needs_checkpoints:
+                raise LabError(f"{error}: {CURE}, or train without any by --save-every 0") from None
+            _say(world, f"{error}: trains without any. To have some, {CURE}")
+            return replace(options, save_every=0)
+    return options
 
 
 def source(checkpoints: Checkpoints, options: Options, world: World) -> Checkpoints | None:
@@ -28,19 +53,16 @@ def source(checkpoints: Checkpoints, options: Options, world: World) -> Checkpoi
     saves in the folder, if it saves at all.
 
     Args:
-        checkpoints: of this training.
+        checkpoints: of this training, claimed if it saves.
         options: resume and so on.
         world: the ranks.
 
     Raises:
         UsageError: to resume was asked for, and there is nothing.
-        LabError: another training saves there, or a rank cannot write there.
+        LabError: the checkpoints of an earlier training cannot be moved.
     """
     for_all = checkpoints.ranks().of_first
-    # Elastic launchers count restarts on each node by itself.
-    again = [any(each) for each in zip(*world.gather(*map(float, begun_again())), strict=True)]
-    if options.save_every:
-        checkpoints.claim(patience=PATIENCE if any(again) else 0.0)
+    again = _begun_again(world)
     # Who was started before may have failed before it came here: what is there is another's then.
     begun = any(again) and for_all(lambda: _is_own(checkpoints.folder, again))
     if options.save_every:
@@ -65,6 +87,11 @@ def source(checkpoints: Checkpoints, options: Options, world: World) -> Checkpoi
         )
     _say(world, f"there is no checkpoint in {searched}: begins at the beginning")
     return None
+
+
+def _begun_again(world: World) -> list[bool]:
+    """As `begun_again`, on any rank: elastic launchers count restarts on each node by itself."""
+    return [any(each) for each in zip(*world.gather(*map(float, begun_again())), strict=True)]
 
 
 def _last_run_with(inside: Path, run: Path) -> str | None:

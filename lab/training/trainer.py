@@ -24,7 +24,7 @@ from lab.training.order import Order, RankOrder, Samples, load, load_once
 from lab.training.preemption import Stop
 from lab.training.progress import Fault, Step, Sums, TrainingProgress
 from lab.training.reporting import Reporter, describe
-from lab.training.resume import source
+from lab.training.resume import claim, source
 from lab.training.schedule import schedule_factor
 from lab.training.seeding import derived, seed_all
 from lab.training.world import World
@@ -111,8 +111,6 @@ class Trainer:
         self.window: list[Step] = []  # since the ranks exchanged losses
         self.rollbacks, self.total = 0, Sums()  # of all lines of the table
         self.what = f"{name}: {len(data)} samples to train on"
-        # A scheduler warns one rank or all, at any time: they stop at the same step.
-        self.stop = Stop(most=CHECK_EVERY, heed_warnings=options.save_every > 0)
 
     def train(self) -> None:
         """Train to the end; from the newest checkpoint on, if there is one and it is wanted.
@@ -121,7 +119,10 @@ class Trainer:
             UsageError: there is no checkpoint to go on from, and one was asked for.
             LabError: something is not finite, or a checkpoint cannot be written.
         """
-        options, progress, reporter = self.options, self.progress, self.reporter
+        options = self.options = claim(self.checkpoints, self.options, self.world)
+        progress, reporter = self.progress, self.reporter
+        # A scheduler warns one rank or all, at any time: they stop at the same step.
+        self.stop = Stop(most=CHECK_EVERY, heed_warnings=options.save_every > 0)
         with self.stop, self.checkpoints, reporter:
             self.source = source(self.checkpoints, options, self.world)
             if self.source is not None:

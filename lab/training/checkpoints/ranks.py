@@ -13,6 +13,10 @@ from lab.errors import LabError
 T = TypeVar("T")
 
 
+class NotSharedError(LabError):
+    """A folder is another one for a rank than for rank 0. Raised on all ranks."""
+
+
 class Ranks:
     """Those of a group that can carry Python objects, or this process alone."""
 
@@ -62,12 +66,12 @@ class Ranks:
         """Make sure that all ranks see what rank 0 sees. A collective.
 
         Raises:
-            LabError: they do not share the file system. The same on all ranks.
+            NotSharedError: they do not share the file system. The same on all ranks.
         """
         views = self.all((os.path.lexists(path), socket.gethostname()))
         blind = [rank for rank, (seen, _) in enumerate(views) if not seen]
         if blind and 0 not in blind:  # rank 0 sees it no more: it has been removed
-            raise LabError(
+            raise NotSharedError(
                 f"rank {blind[0]} on {views[blind[0]][1]} does not see {path.parent} of rank 0 on "
                 f"{views[0][1]}: a checkpoint needs one folder that all nodes share"
             )
