@@ -20,15 +20,15 @@ def link_code(run: Path) -> None:
     Raises:
         LabError: it cannot be written.
     """
-    name, data = bundle()
-    folder = run.parent / FOLDER / name
+    code = bundle()
+    folder = run.parent / FOLDER / code.name
     # The link first: so `remove_unused` knows of us before we look.
-    (run / CODE).symlink_to(Path("..") / FOLDER / name)
+    (run / CODE).symlink_to(Path("..") / FOLDER / code.name)
     if folder.is_dir():
         return
     folder.parent.mkdir(exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=run))
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+    with tarfile.open(fileobj=io.BytesIO(code.content), mode="r:") as archive:
         archive.extractall(temporary, filter="data")
     temporary.chmod(0o755)
     try:

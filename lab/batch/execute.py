@@ -7,7 +7,6 @@ from pathlib import Path
 from lab.batch.run import BatchRun
 from lab.channel import Progress
 from lab.errors import UsageError
-from lab.runs import execute as driven
 from lab.runs.directory import RunDirectory
 from lab.runs.job import Job
 from lab.runs.listener import Listener
@@ -40,6 +39,8 @@ def execute(
         LabError: it could not be started.
     """
     if topology.on != "slurm":
+        from lab.runs import execute as driven  # with all that drives a run: a job needs none of it
+
         return driven.execute(
             topology,
             job,

@@ -11,19 +11,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lab import interrupts
 from lab.batch.code import link_code, remove_unused
-from lab.batch.heard import Heard
 from lab.batch.job_state import JobState
-from lab.batch.judge import Told, judge
 from lab.batch.login import login_of
 from lab.batch.record import Record, nodes_of
 from lab.batch.script import render_sbatch
 from lab.batch.slurm import Slurm, end_in_output, starved_in_output
 from lab.batch.states import ASK_EVERY, states, was_active_just_now
-from lab.batch.why import judge_failure
 from lab.errors import LabError, UsageError
 from lab.node.task import NODES, SHARE
 from lab.runs.directory import RunDirectory, explained
@@ -34,6 +31,9 @@ from lab.runs.listener import Listener
 from lab.runs.stall import Stall
 from lab.runs.verdict import Verdict
 from lab.topology import Topology, load_topology
+
+if TYPE_CHECKING:
+    from lab.batch.heard import Heard
 
 PATIENCE = 30
 """How often to ask a Slurm that does not answer, while following a job."""
@@ -146,6 +146,8 @@ class BatchRun:
 
         Called again after an interrupt it goes on where it was, for the same listeners.
         """
+        from lab.batch.heard import Heard  # imports the judges: not before the job is in the queue
+
         if self._following is None:
             record = Record(self.directory.path, nodes_of(self.topology))
             self._following = record, Heard(self.directory, self.topology, listeners)
@@ -177,8 +179,11 @@ class BatchRun:
         """Whether the job script has gone to its end, for which Slurm need not be asked."""
         return _ended(self.directory) is not None
 
-    def _settle(self, record: Record, state: JobState, code: int | None, heard: Heard) -> Verdict:
+    def _settle(self, record: Record, state: JobState, code: int | None, heard: "Heard") -> Verdict:
         """Write down how the job ended."""
+        from lab.batch.judge import Told, judge
+        from lab.batch.why import judge_failure
+
         try:
             said = (self.directory.path / OUTPUT).read_text(errors="replace").split("\n")
         except OSError:  # its host writes elsewhere
@@ -191,12 +196,10 @@ class BatchRun:
         verdict = judge(Told(self.topology, record.events, state, code, words))
         if verdict.first is not None:
             last = heard.last_lines.of(verdict.first.rank)
-            verdict = replace(
-                verdict,
-                first=replace(verdict.first, last_lines=last),
-                why=judge_failure(self.directory, self.topology, record.events, verdict.first),
-                hint=hint_for(verdict.first, self._job),
-            )
+            first = replace(verdict.first, last_lines=last)
+            why = judge_failure(self.directory, self.topology, record.events, first)
+            hint = hint_for(first, self._job)
+            verdict = replace(verdict, first=first, why=why, hint=hint)
         verdict = heard.auditing.close(verdict)
         self.directory.finish(verdict)
         return verdict

@@ -8,9 +8,9 @@ import gzip
 import hashlib
 import io
 import tarfile
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import lab
 
@@ -18,13 +18,19 @@ LEFT_OUT = frozenset(["assets", "cli", "transport", "__pycache__"])
 """Parts of the package that only a controller needs."""
 
 
-class Bundle(NamedTuple):
+@dataclass(frozen=True)
+class Bundle:
     """The archive, and the name that it is found again by."""
 
     name: str
     """A hash of what is in it."""
-    data: bytes
-    """A gzipped tar file with `lab/` in it; equal content gives equal bytes."""
+    content: bytes
+    """A tar file with `lab/` in it; equal code gives equal bytes."""
+
+    @cached_property
+    def data(self) -> bytes:
+        """The same, gzipped: for who has it already it is not needed, and takes its time."""
+        return gzip.compress(self.content, mtime=0)
 
 
 @cache
@@ -42,7 +48,7 @@ def bundle() -> Bundle:
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
     content = raw.getvalue()
-    return Bundle(hashlib.sha256(content).hexdigest()[:16], gzip.compress(content, mtime=0))
+    return Bundle(hashlib.sha256(content).hexdigest()[:16], content)
 
 
 KEEP = """\
