@@ -119,11 +119,13 @@ class Trainer:
             UsageError: there is no checkpoint to go on from, and one was asked for.
             LabError: something is not finite, or a checkpoint cannot be written.
         """
+        # From now on no other training saves in the folder; nor this one, where nodes share none.
         options = self.options = claim(self.checkpoints, self.options, self.world)
         progress, reporter = self.progress, self.reporter
         # A scheduler warns one rank or all, at any time: they stop at the same step.
         self.stop = Stop(most=CHECK_EVERY, heed_warnings=options.save_every > 0)
         with self.stop, self.checkpoints, reporter:
+            # Our own checkpoints, or those of the run before; None: begin at the beginning.
             self.source = source(self.checkpoints, options, self.world)
             if self.source is not None:
                 self.restore()
@@ -149,7 +151,7 @@ class Trainer:
                         continue
                     if (fault := self.exchange()) is not None:
                         batches, save = self.go_back(fault), False
-                        report = last = progress.step == self.steps
+                        report = last = progress.step == self.steps  # all else was left out
                     if report:
                         self.report(last=last)
                     if save or (self.stop.agreed and options.save_every):
