@@ -185,6 +185,7 @@ def test_another_python_is_refused(deployed: Rehearsal) -> None:
     [
         ({"python": "python9"}, "host0, host1: there is no python9: install Python"),
         ({"workdir": "/usr/lab"}, "/usr/lab: Permission denied: let its user write there"),
+        ({"workdir": "/sys/lab"}, "/sys/lab: Read-only file system: let its user write there"),
         ({"workdir": "/dev/shm/lab"}, "its disk is full (it takes "),
         ({"workdir": "/proc/lab"}, "host0, host1: /proc/lab: No such file or directory"),
     ],
