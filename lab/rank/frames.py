@@ -9,18 +9,30 @@ from pathlib import Path
 from typing import Any
 
 STANDARD_LIBRARY = str(Path(os.__file__).parent)
-_LAB = Path(__file__).parents[1]
-RANK, NODE, PARALLEL = (str(_LAB / name) for name in ("rank", "node", "parallel"))
-"""Folders of lab: what runs beside the script, what starts it, and what it may use."""
+
+
+def _places() -> list[Path]:
+    """Where lab is: with links and without, by one of which a job of Slurm finds it."""
+    here = Path(__file__).parents[1]
+    real = here.resolve()
+    given = [Path(one) / "lab" for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    return list({here, real, *(place for place in given if place.resolve() == real)})
+
+
+RANK, NODE, PARALLEL = (
+    tuple(str(place / name) for place in _places()) for name in ("rank", "node", "parallel")
+)
+"""Folders of lab: what runs beside the script, what starts it, and what it may use; each by all of
+its names, as `startswith` takes them."""
 PACKAGES = frozenset(("site-packages", "dist-packages"))
 """Folders into which packages are installed: Debian's Python has the second."""
-LIBRARIES = (STANDARD_LIBRARY, RANK, NODE, PARALLEL, "<")
+LIBRARIES = (STANDARD_LIBRARY, *RANK, *NODE, *PARALLEL, "<")
 """How the files of those begin who are none of the user's, where no package manager put them."""
 
 
 def is_labs(file: str) -> bool:
     """Whether a frame is of what lab runs around and beside the script: nobody wants to see it."""
-    return file.startswith((RANK, NODE, "<frozen runpy>"))
+    return file.startswith((*RANK, *NODE, "<frozen runpy>"))
 
 
 @cache  # asked for each frame of each stack, of few files

@@ -30,7 +30,7 @@ SMALL = 64
 
 TORCH = str(Path(torch.__file__).parent)
 WRAPPERS = (
-    PARALLEL,
+    *PARALLEL,
     *(f"{TORCH}/{part}/" for part in ("nn", "distributed/fsdp", "distributed/optim")),
     f"{TORCH}/distributed/algorithms/ddp_comm_hooks/",
 )

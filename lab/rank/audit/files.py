@@ -83,7 +83,7 @@ def _is_scripts(frame: FrameType | None) -> bool:
         file = frame.f_code.co_filename
         if is_users(file):
             return True
-        ours = file.startswith((RANK, TORCH, "<"))
+        ours = file.startswith((*RANK, TORCH, "<"))
         if not ours and not (file.startswith(STANDARD_LIBRARY) and not is_installed(file)):
             return False
         frame = frame.f_back

@@ -180,7 +180,7 @@ class Clock:
 def _is_called_by_script() -> bool:
     """Whether the script itself calls a collective, and no wrapper does so in its behalf."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((RANK, C10D)):
+    while frame is not None and frame.f_code.co_filename.startswith((*RANK, C10D)):
         frame = frame.f_back
     return frame is not None and is_users(frame.f_code.co_filename)
 
