@@ -22,6 +22,8 @@ from lab.topology.slurm import Launcher
 SCRIPT = "first_all_reduce.py"
 LOOK_EVERY = 1.0
 """Seconds between two looks whether a job is over, which its time does not depend on."""
+ENDS_WITHIN = 60.0
+"""Seconds for a `lab run` to cancel its job and end."""
 BY_HAND = """\
 #!/bin/bash
 #SBATCH --nodes={nodes} --ntasks-per-node={tasks} {partition}
@@ -81,11 +83,18 @@ def _lab_run(topology: Topology, folder: Path) -> float:
     (folder / "bench.yaml").write_text(dump_topology(topology))
     began = time.time()
     argv = [sys.executable, "-P", "-m", "lab", "run", "-q", "-t", "bench.yaml", SCRIPT]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, cwd=folder, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            _, error = process.communicate()
+        except BaseException:  # Ctrl-C: it cancels its job, for which it needs a moment
+            process.terminate()
+            process.communicate(timeout=ENDS_WITHIN)
+            raise
     (run,) = (folder / "runs").glob("[!.]*")
     said = "".join(path.read_text() for path in run.glob("*/*.out"))
     shutil.rmtree(run)
-    return _last(said, topology, done.stderr) - began
+    return _last(said, topology, error) - began
 
 
 def _by_hand(topology: Topology, folder: Path) -> float:
@@ -106,8 +115,12 @@ def _by_hand(topology: Topology, folder: Path) -> float:
     cluster = slurm_of(topology, folder)
     began = time.time()
     job = cluster.submit(folder / "by-hand.sbatch", output, {})
-    while cluster.states([job])[job].active:
-        time.sleep(LOOK_EVERY)
+    try:
+        while cluster.states([job])[job].active:
+            time.sleep(LOOK_EVERY)
+    except BaseException:
+        cluster.cancel(job)
+        raise
     return _last(output.read_text() if output.exists() else "", topology) - began
 
 
