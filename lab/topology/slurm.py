@@ -79,6 +79,22 @@ Module = Annotated[
 Image = Annotated[
     str, AfterValidator(_matching(r"[\w./][\w./:@#+=-]*", "an image or the path of one"))
 ]
+KEPT = frozenset(
+    (
+        *("array", "nodes", "ntasks", "ntasks-per-node", "wrap", "chdir", "export", "export-file"),
+        *("signal", "requeue", "no-requeue", "open-mode", "parsable", "test-only", "wait"),
+    )
+)
+"""Options of sbatch that the job script, or whoever submits it, needs as it sets them itself."""
+
+
+def _is_extra(option: str) -> str:
+    name = option.removeprefix("--").partition("=")[0]
+    if any(kept.startswith(name) for kept in KEPT):  # sbatch takes a beginning, too
+        raise ValueError(f"must be none that lab sets by itself, as it does --{name}")
+    return option
+
+
 Extra = Annotated[
     str,
     AfterValidator(
@@ -87,6 +103,7 @@ Extra = Annotated[
             "an option of sbatch in one piece, such as --qos=high",
         )
     ),
+    AfterValidator(_is_extra),
 ]
 
 

@@ -72,11 +72,16 @@ def test_a_value_cannot_become_another_option(field: str, value: str) -> None:
 
 
 NO_OPTION = ("qos=high", "-x", "--qos=a b", "--x=a#b", "--x=a\nb", "--Wrap=a", "--x=$(id)", "")
+LABS = ("--array=0-3", "--arr=0-3", "--nodes=8", "--no-requeue", "--export=NONE", "--wait")
+"""Options that lab sets by itself, or does without: several jobs would write into one run."""
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [*(("extra", value) for value in NO_OPTION), *(("modules", value) for value in HOSTILE)],
+    [
+        *(("extra", value) for value in (*NO_OPTION, *LABS)),
+        *(("modules", value) for value in HOSTILE),
+    ],
 )
 def test_nor_can_one_of_a_list(field: str, value: str) -> None:
     quoted = value.replace("'", "''").replace("\n", "\n\n    ")
