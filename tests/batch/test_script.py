@@ -150,6 +150,18 @@ slurm:
     ]
 
 
+def test_a_container_is_entered_once() -> None:
+    """torchrun starts its ranks where it is itself: in there is no apptainer."""
+    topology = TOPOLOGIES["apptainer"]
+    for launcher, rank in (("torchrun", "(python3 -u)"), ("srun", '("${python[@]}")')):
+        text = topology.replace("slurm:\n", f"slurm:\n          launcher: {launcher}\n")
+        lines = render_sbatch(parse_topology(text)).splitlines()
+        assert len([line for line in lines if "apptainer exec" in line]) == 1
+        assert [line.partition(" #")[0] for line in lines if line.startswith("rank=")] == [
+            f"rank={rank}"
+        ]
+
+
 HOSTILE = ("it's", "a b", "$(touch x)", "`id`", "a;b", "new\nline", "-x", "*", "ünïcode", "")
 
 
