@@ -263,6 +263,11 @@ def test_requeue(fake: Fake, slurm: Slurm, tmp_path: Path) -> None:
         (JobState("PENDING", "SomethingNew"), "waits (PENDING SomethingNew)"),
         (JobState("FAILED", "NonZeroExitCode"), "failed (FAILED NonZeroExitCode)"),
         (
+            JobState("PENDING", "Nodes required for job are DOWN, DRAINED or reserved for jobs in"),
+            "waits: nodes that it needs are down, drained or reserved "
+            "(PENDING Nodes required for job are DOWN, DRAINED or reserved for jobs in)",
+        ),
+        (
             JobState("PENDING", "AssocGrpGRES"),
             "waits: a limit of its account is reached (PENDING AssocGrpGRES)",
         ),
