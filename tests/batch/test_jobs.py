@@ -18,6 +18,9 @@ from lab.batch.cluster import LOGIN, SlurmLab
 from lab.batch.script import render_sbatch
 from lab.topology import load_topology
 from lab.transport.labs import workdir_lock
+from lab.zoo.registry import find_cases
+from lab.zoo.runner import Outcome, Zoo
+from lab.zoo.score import Score
 from tests.batch.test_script import TOPOLOGIES
 from tests.conftest import Lab
 from tests.topology.test_node_lists import NODE_LISTS
@@ -244,6 +247,22 @@ def test_a_job_that_hangs_is_asked_why(lab: Patient) -> None:
     evidence = json.loads(read(run / "why.json"))["evidence"]
     peers = {name: node["peers"] for name, node in evidence["nodes"].items()}
     assert peers == {"node0": {"node1": "ok"}, "node1": {"node0": "ok"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "launcher"),
+    [
+        ("skipped-collective", "srun"),  # they wait in it
+        ("paused-rank", "torchrun"),  # it cannot answer
+        ("uneven-shapes", "srun"),  # gloo aborts one, srun ends the others
+    ],
+)
+def test_faults_of_the_zoo_are_named(lab: Patient, name: str, launcher: str) -> None:
+    file = lab.cwd / lab.topology(launcher=launcher)
+    (case,) = find_cases([name])
+    with Zoo(lab.cwd / "outputs/zoo", "slurm", case.nodes, topology=str(file)) as zoo:
+        outcome = zoo.run_case(case, "fault")
+    assert Score(case, outcome, Outcome(None, {"kind": "ok"})).faults == []
 
 
 def test_submit_ps_logs_stop_rm(lab: Patient) -> None:
