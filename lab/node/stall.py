@@ -1,10 +1,11 @@
 """Whether a run makes progress, by the pulses of its ranks.
 
-A rank makes progress when one of its process groups begins an operation, or when it writes. It
-computes while it uses the processor, however long that takes. A run is stalled when no rank makes
-progress and at least one of them waits: it uses no processor, or a collective of its own has not
-ended while its main thread stays in the same line. So a run in which all ranks compute for long
-without any collective is not; one in which a rank waits for another one that computes is.
+A rank makes progress when it comes to init_process_group, when one of its process groups begins an
+operation, or when it writes. It computes while it uses the processor, however long that takes. A
+run is stalled when no rank makes progress and at least one of them waits: it uses no processor, or
+a collective of its own has not ended while its main thread stays in the same line. So a run in
+which all ranks compute for long without any collective is not; one in which a rank waits for
+another one that computes is.
 """
 
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ class _Seen:
     seqs: Mapping[str, int]
     line: str | None
     cpu_s: float | None
+    joins: bool
     looks: int = 0
     busy: int = 0
     """At how many of them it wanted the processor."""
@@ -85,7 +87,8 @@ class StallWatch:
         """Take one pulse of each rank; whether one has made progress since the last.
 
         Args:
-            pulses: by rank the agent's `state`: `process`, and in `probe` `seqs`, `pending`, `at`.
+            pulses: by rank the agent's `state`: `process`, and in `probe` `seqs`, `pending`, `at`
+                and `joins`.
             silent: ranks of nodes that did not answer.
             now: when they were asked for.
         """
@@ -116,15 +119,17 @@ class StallWatch:
     def _feed(
         self, rank: int, process: Mapping[str, Any], probe: Mapping[str, Any], now: float
     ) -> bool:
-        new = _Seen(now, probe.get("seqs", {}), probe.get("at"), process["cpu_s"])
+        new = _Seen(
+            now, probe.get("seqs", {}), probe.get("at"), process["cpu_s"], probe.get("joins", False)
+        )
         seen = self._seen.setdefault(rank, new)
         if seen is new:
             return False
         if not probe:  # it could not answer this time, which is no news of it
-            new.seqs, new.line = seen.seqs, seen.line
+            new.seqs, new.line, new.joins = seen.seqs, seen.line, seen.joins
         seen.looks += 1
         seen.busy += bool(process["busy"])
-        moved = new.seqs != seen.seqs
+        moved = new.seqs != seen.seqs or (new.joins and not seen.joins)
         stays = probe.get("pending", 0) > 0 and new.line == seen.line
         if not moved and (stays or seen.is_idle(new.cpu_s, now)):
             self._waits_since[rank] = seen.at

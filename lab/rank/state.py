@@ -18,7 +18,8 @@ from .unused import unused
 THREADS = 64
 """How many threads are told of at most."""
 DEPTH = 128
-"""How many frames of each."""
+"""How many frames of each, and the innermost of the user's own in any case."""
+JOINING = "init_process_group"
 CODE = 200
 """How much of a line of code."""
 PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -32,8 +33,9 @@ def pulse(start_folder: str) -> Told:
 
     Returns:
         `time` (epoch), `at`: the innermost frame of the main thread (`file:line`), `where`: the
-        innermost one of the user's own code, `seqs`: how many operations each process group has
-        begun, `pending`: how many of them have not ended.
+        innermost one of the user's own code, `joins`: whether the main thread is in
+        init_process_group, `seqs`: how many operations each process group has begun, `pending`:
+        how many of them have not ended.
     """
     main: list[Told] = threads(start_folder, only_main=True)[0]["frames"]
     own = [frame for frame in main if frame["user"]]
@@ -41,6 +43,7 @@ def pulse(start_folder: str) -> Told:
         "time": time.time(),
         "at": _place(main[0]) if main else None,
         "where": _place(own[0]) if own else None,
+        "joins": any(frame["function"] == JOINING for frame in main),
         "seqs": sequence_numbers(),
         "pending": in_flight(),
     }
@@ -107,11 +110,13 @@ def _told(frames: Iterable[tuple[FrameType, int]], start_folder: str) -> list[To
     has_code = False
     for frame, line in frames:
         file = frame.f_code.co_filename
-        if not is_labs(file) and len(found) < DEPTH:
+        if not is_labs(file) and (len(found) < DEPTH or not has_code):
             one = told(file, line, frame.f_code.co_qualname, start_folder)
             if one["user"] and not has_code:
                 has_code = True
                 one["code"] = linecache.getline(file, line).strip()[:CODE]
+            elif len(found) >= DEPTH:
+                continue
             called_with = arguments(frame)
             found.append(one if called_with is None else {**one, "arguments": called_with})
     return found

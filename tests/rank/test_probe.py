@@ -7,12 +7,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lab.node.spawn import BOOTSTRAP
 from lab.rank.probe import address
+from lab.rank.state import DEPTH, threads
 
 
 @contextlib.contextmanager
@@ -176,3 +178,14 @@ def test_a_module_of_the_scripts_folder_is_not_ours_to_import(tmp_path: Path) ->
         assert first_line(process) == "[]"
         assert ask(process.pid, "state")["threads"][0]["frames"]
         assert process.poll() is None
+
+
+def test_the_line_of_the_user_is_told_below_more_frames_of_libraries_than_are() -> None:
+    source = "def deep(n, then):\n    return deep(n - 1, then) if n else then()\n"
+    library: dict[str, Callable[[int, Callable[[], Any]], Any]] = {}
+    exec(compile(source, "/venv/site-packages/deep.py", "exec"), library)
+    told = library["deep"](DEPTH + 9, partial(threads, "/", only_main=True))
+    frames = told[0]["frames"]
+    assert [frame["user"] for frame in frames] == [False] * DEPTH + [True]
+    assert frames[-1]["file"] == __file__.lstrip("/")
+    assert "partial(threads" in frames[-1]["code"]

@@ -166,3 +166,15 @@ def test_a_look_comes_when_it_would_be_too_long_and_not_before_its_time() -> Non
     for now in (6.0, 7.0, 15.5):
         watch.feed({0: waits(0)}, set(), now)
     assert watch.look_at == 16.0  # ten seconds after it was first seen to wait
+
+
+def test_who_comes_to_the_rendezvous_makes_progress_and_who_stays_there_does_not() -> None:
+    def joins(since: int) -> Any:
+        def told(now: int) -> dict[str, Any]:
+            seen = pulse(1.0)
+            return {**seen, "probe": {**seen["probe"], "seqs": {}, "joins": now >= since}}
+
+        return told
+
+    clock = Clock()
+    assert clock.play(joins(0), joins(8)) == [8 + int(LIMIT)]
