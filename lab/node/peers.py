@@ -14,8 +14,14 @@ from typing import Any
 PATIENCE = 2.5
 """Seconds for a connection. A packet that was lost is sent again after one (RFC 6298)."""
 BACKLOG = 64
-UNSURE = "nobody says what"
-"""How it begins where a name was not looked up in time: this machine may just be too busy."""
+UNSURE = "nobody says"
+"""How it begins where nothing came in time, but this machine may just be too busy."""
+HERE = "\0"
+"""This node itself, which is tried as well: no other has this name."""
+SLOWER = 10
+"""How many times longer than from this node itself an answer from another may take."""
+LONGEST = 3.5
+"""Seconds for a connection from a machine that is that slow."""
 
 Address = tuple[socket.AddressFamily, Any]
 """As a socket takes it."""
@@ -54,17 +60,25 @@ class Visits:
         selector: selectors.BaseSelector,
         doors: Mapping[str, tuple[str, int]],
         done: Callable[[], None],
+        own_port: int | None = None,
     ) -> None:
-        """`doors`: address and port by node; `done` is called when the last has been tried."""
+        """`doors`: address and port by node; `done` is called when the last has been tried.
+
+        `own_port`: of this node's own door: if that does not answer, nothing is known of others.
+        """
         self.found: dict[str, str] = {}
         self.addresses: dict[str, str] = {}
         """What names stand for here, by node."""
-        self.over_at = time.monotonic() + PATIENCE
+        self._began = time.monotonic()
+        self.over_at = self._began + PATIENCE
+        self._is_sure = own_port is None
         self._selector = selector
         self._doors = doors
         self._done = done
         self._lookups: dict[str, int] = {}  # what a look-up writes to when it knows
         self._open: dict[str, socket.socket] = {}
+        if own_port is not None:
+            self._knock(HERE, (socket.AF_INET, ("127.0.0.1", own_port)))
         for node, (name, port) in doors.items():
             try:
                 self._knock(node, _look_up(name, port, socket.AI_NUMERICHOST))
@@ -131,9 +145,10 @@ class Visits:
         """Wait for nobody any more."""
         for node in list(self._lookups):
             self._forget_lookup(node)
-            self._settle(node, f"{UNSURE} its name {self._doors[node][0]} stands for")
-        for node in list(self._open):
-            self._close(node, "timeout")
+            self._settle(node, f"{UNSURE} what its name {self._doors[node][0]} stands for")
+        late = "timeout" if self._is_sure else f"{UNSURE} whether it answers: this node is too slow"
+        for node in [one for one in self._open if one != HERE]:
+            self._close(node, late)
 
     def _close(self, node: str, what: str) -> None:
         connection = self._open.pop(node)
@@ -142,8 +157,15 @@ class Visits:
         self._settle(node, what)
 
     def _settle(self, node: str, what: str) -> None:
+        if node == HERE:
+            self._is_sure = what in ("ok", "refused")
+            took = time.monotonic() - self._began
+            self.over_at = max(self.over_at, self._began + min(SLOWER * took, LONGEST))
+            return
         self.found[node] = what
         if self.is_over:
+            if HERE in self._open:
+                self._close(HERE, "not waited for")
             self._done()
 
 

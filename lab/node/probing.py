@@ -89,7 +89,8 @@ class Probing:
         if message.get("master"):
             doors[MASTER] = (message["master"][0], message["master"][1])
         if doors:
-            one.visits = Visits(self._selector, doors, partial(self._look_for_end, one))
+            own = None if self._door is None else self._door.port
+            one.visits = Visits(self._selector, doors, partial(self._look_for_end, one), own)
         for rank, pid in ranks.items():
             give_up_at = time.monotonic() + PROBE_PATIENCE
             one.questions[rank] = _Question(rank, pid, give_up_at, activity(pid))

@@ -367,6 +367,15 @@ def test_who_has_come_a_moment_ago_ends_no_hang_that_is_judged_after() -> None:
     assert "rank 1 since a moment ago" in found.summary
 
 
+def test_who_was_read_from_outside_in_a_call_has_joined_before() -> None:
+    outside = rank(source="py-spy", stack=frames(26, (C10D, "_verify_param_shape")))
+    assert diagnose(evidence([outside, joins(1, 2)])).kind == "unknown"
+    seen_before = late() | {"groups": [], "collectives": []}
+    seen_before["pulses"] = [{"time": NOW - 9, "cpu_s": 1.0, "seqs": {"0": 1}, "where": None}]
+    assert diagnose(evidence([seen_before, joins(1, 2)])).kind != "rendezvous"
+    assert diagnose(evidence([rank(stack=frames(3)), joins(1, 2)])).kind == "rendezvous"
+
+
 def test_all_that_join_and_nobody_missing_is_unknown() -> None:
     assert diagnose(evidence([joins(0, 2), joins(1, 2)])).kind == "unknown"
 

@@ -135,6 +135,19 @@ class Rank:
         return self.cpu_share is not None and self.cpu_share < IDLE
 
     @property
+    def may_have_joined(self) -> bool:
+        """Whether it is in a process group, or was seen in one before.
+
+        A stack that was read from outside does not tell of groups; only that a rank is in a call
+        that needs one.
+        """
+        if self.groups or any(pulse.seqs for pulse in self.pulses):
+            return True
+        return self.source == "py-spy" and any(
+            "/torch/distributed/" in frame.file for frame in self.frames
+        )
+
+    @property
     def is_in_script(self) -> bool:
         """Whether its main thread runs the user's code: it has begun, and has not ended."""
         return any(frame.user for frame in self.frames)

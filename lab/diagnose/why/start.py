@@ -12,6 +12,7 @@ from lab.diagnose.why.telling import at, does
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import site_in_words, who
 from lab.diagnose.words import ranks_in_words
+from lab.node.peers import UNSURE
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -58,7 +59,7 @@ def judge_start(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None
         n: rank
         for n, rank in evidence.ranks.items()
         # Of those that have failed as well nobody may have heard yet.
-        if n not in joining and not rank.groups and (rank.is_in_script or not failed)
+        if n not in joining and not rank.may_have_joined and (rank.is_in_script or not failed)
     }
     found = _missing(evidence, absent) or _wrong_master(evidence, joining)
     if found is None and failed:
@@ -181,7 +182,7 @@ def _wrong_master(evidence: Evidence, joining: Mapping[int, Activity]) -> Findin
 
 def _trouble(master: Mapping[str, object]) -> str | None:
     reach, address = master.get("reach"), master.get("resolves")
-    if reach in (None, "ok"):
+    if reach in (None, "ok") or str(reach).startswith(UNSURE):
         return None
     return f"{reach}" + (f", at {address}{_loopback(str(address))}" if address else "")
 

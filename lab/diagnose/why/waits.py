@@ -117,7 +117,7 @@ def _not_joining(evidence: Evidence) -> frozenset[int]:
     return frozenset(
         number
         for number, rank in evidence.ranks.items()
-        if not rank.groups
+        if not rank.may_have_joined
         and activity_of(rank).doing is not Doing.RENDEZVOUS
         and (rank.is_in_script or evidence.failure is None)
     )
