@@ -155,6 +155,13 @@ def test_hosts_tell_what_they_are_and_answer_as_one(deployed: Rehearsal) -> None
     assert deployed.on("host0", "id -u") != "0\n"
 
 
+def test_the_first_job_of_the_readme_trains_where_no_folder_is_shared(deployed: Rehearsal) -> None:
+    done = deployed("run", *HOSTS, "-m", "lab.training.wine", "--epochs", "2", timeout=400)
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1].split()
+    assert last[:3] == ["[0", "host0]", "2"]
+
+
 def test_the_proof_is_that_of_containers_bit_by_bit(deployed: Rehearsal) -> None:
     on_hosts = deployed("prove", *HOSTS, "--steps", "5", "--json", timeout=400)
     assert on_hosts.returncode == 0, on_hosts.stderr
