@@ -85,9 +85,10 @@ class Played:
             process = {"cpu_s": 1.0, "busy": False, "state": "S"}
             told = {"type": "state", "id": number, "rank": node, "process": process}
             threads = [] if stack is None else [thread(stack)]
-            told["probe"] = {"time": self.now + clock, "threads": threads}
+            probe = {"time": self.now + clock, "threads": threads}
             if begun is not None:
-                told["probe"] |= {"seqs": {"0": begun}, "pending": 1, "at": "train.py:6"}
+                probe |= {"seqs": {"0": begun}, "pending": 1, "at": "train.py:6"}
+            told["probe"] = probe
             self.inquiry.on_answer(self.links[node], told)
             over = {"type": "probed", "id": number, "port": 1, "ptrace": None}
             self.inquiry.on_answer(self.links[node], {**over, "peers": {}, "master": None})

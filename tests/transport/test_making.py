@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -16,9 +17,8 @@ def interrupt() -> None:
 
 
 def test_what_came_is_in_order() -> None:
-    assert at_once([lambda number=number: number**2 for number in range(20)]) == [
-        number**2 for number in range(20)
-    ]
+    squares = at_once([partial(pow, number, 2) for number in range(20)])
+    assert squares == [number**2 for number in range(20)]
 
 
 def test_after_a_failure_no_more_are_begun_and_those_that_are_end() -> None:
@@ -37,7 +37,7 @@ def test_after_a_failure_no_more_are_begun_and_those_that_are_end() -> None:
 
     # Each of those that have begun may take one more before the failure is seen.
     with pytest.raises(ValueError, match="the first"):
-        at_once([lambda number=number: task(number) for number in range(100)])
+        at_once([partial(task, number) for number in range(100)])
     assert sorted(begun) == sorted([0, *ended])
     assert len(begun) < 100
 
@@ -60,7 +60,7 @@ def test_an_interrupt_waits_for_those_that_have_begun() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        at_once([lambda number=number: task(number) for number in range(PARALLEL)], check)
+        at_once([partial(task, number) for number in range(PARALLEL)], check)
     assert sorted(ended) == list(range(PARALLEL))
 
 
