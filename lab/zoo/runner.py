@@ -158,9 +158,21 @@ class Zoo:
         Raises:
             LabError: it failed.
         """
-        done = subprocess.run([*LAB, *words], cwd=self._folder, capture_output=True, text=True)
-        if done.returncode:
-            raise LabError(done.stderr.strip())
+        process = subprocess.Popen(
+            [*LAB, *words],
+            cwd=self._folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            _, said = process.communicate()
+        except BaseException:
+            process.terminate()  # `subprocess.run` would kill it, and it tidies up
+            process.wait()
+            raise
+        if process.returncode:
+            raise LabError(said.strip())
 
     def _run(self, words: Sequence[str], hear: Callable[[str], None] | None = None) -> Outcome:
         """`hear` gets what ranks write, as it comes."""
