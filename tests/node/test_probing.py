@@ -73,7 +73,7 @@ def test_a_rank_that_lets_no_thread_run_is_read_from_outside_and_goes_on(tmp_pat
         assert "has not answered" in state["error"]
         frame = state["probe"]["threads"][0]["frames"][0]
         assert (frame["file"], frame["line"], frame["user"]) == ("script.py", 4, True)
-        assert activity(state["pid"])["state"] in "SR"  # not frozen
+        assert activity(state["pid"])["state"] in "DSR"  # not frozen
 
 
 def test_a_stopped_rank_stays_stopped(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_program_that_is_no_python_has_no_stacks_and_is_looked_at(tmp_path: Pa
         assert "no probe" in state["error"]
         assert state["process"]["cpu_s"] >= 0
         pulse, _ = answers(running, "pulse", 2)
-        assert pulse["process"]["state"] in "SR"
+        assert pulse["process"]["state"] in "DSR"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the probe's folder is private")
