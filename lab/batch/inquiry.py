@@ -16,10 +16,9 @@ from typing import Any
 from lab.batch.record import Record as Files
 from lab.diagnose.why import diagnose
 from lab.errors import LabError
-from lab.node.lookout import ANSWER
 from lab.node.meeting import read, write_whole
 from lab.node.protocol import Message
-from lab.node.questions import put, rank_answer
+from lab.node.questions import ANSWER, put, rank_answer
 from lab.node.task import NODES
 from lab.runs.evidence import SCHEMA, Record
 

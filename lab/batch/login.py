@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from lab.channel import Channel
+from lab.channel import NOT_FOUND, Channel
 from lab.errors import LabError
 from lab.transport.local import LocalChannel
 
@@ -27,12 +27,8 @@ TIMEOUT = 60
 """Seconds for one command: a busy slurmctld may take its time."""
 CONTAINER = "docker:"
 NO_CONTAINER = ("Error: No such container", "Error response from daemon")
-
-
 _NO_FOLDER = r"(?i)(?:cd.*{0}: no such file|no such file or directory: {0}$|^{0}: no such file)"
 """What bash, zsh and tcsh say when they cannot change to a folder."""
-NOT_FOUND = 127
-"""What shells, and docker exec, end with where there is no such command."""
 
 
 class NoCommandError(LabError):

@@ -52,7 +52,8 @@ def _nothing() -> dict[str, Any]:
 
 def _answer(run: "RunDirectory") -> dict[str, Any] | None:
     """What a running run says now, or an ended one has left."""
-    from lab.runs.questions import ANSWER, ask, wait
+    from lab.node.questions import ANSWER
+    from lab.runs.questions import ask, wait
 
     if run.state == "running":
         with progress_line() as progress:

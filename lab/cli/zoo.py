@@ -13,7 +13,8 @@ from lab.cli.output import say
 from lab.errors import EXIT_FAILURE, UsageError
 
 if TYPE_CHECKING:
-    from lab.zoo.case import Case, Place
+    from lab.topology import Place
+    from lab.zoo.case import Case
     from lab.zoo.report import Report
 
 app = typer.Typer(

@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.node.protocol import Message
-from lab.node.questions import FOLDER
+from lab.node.questions import ANSWER, FOLDER
 from lab.node.stall import StallWatch
 
-ANSWER = "why.json"
-"""In the run directory: what the program leaves."""
 LOOKS = 8
 """How many pulses are kept of those since there was progress."""
 RETRY = 2.0

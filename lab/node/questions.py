@@ -19,6 +19,8 @@ from lab.node.meeting import write_whole
 
 FOLDER = "why"
 ASK = "ask.json"
+ANSWER = "why.json"
+"""Beside the folder: what was last found out, whoever asked."""
 
 
 def asked(run: Path) -> dict[str, Any]:

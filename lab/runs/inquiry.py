@@ -14,12 +14,13 @@ from lab.diagnose.finding import Finding
 from lab.diagnose.why import diagnose
 from lab.errors import LabError
 from lab.node.protocol import Message
+from lab.node.stall import StallWatch
 from lab.runs.evidence import SCHEMA, Record
 from lab.runs.last_lines import LastLines
 from lab.runs.listener import Listener
 from lab.runs.nodes import AgentLink
 from lab.runs.questions import Desk
-from lab.runs.stall import Stall, StallWatch
+from lab.runs.stall import Stall
 from lab.runs.verdict import Failure
 from lab.topology import Topology
 from lab.transport.base import Transport

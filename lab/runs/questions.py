@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import LabError
-from lab.node.questions import ASK, FOLDER, put, question
+from lab.node.questions import ANSWER, ASK, FOLDER, put, question
 from lab.runs.directory import RunDirectory, explained
 from lab.runs.files import write_json
 
-ANSWER = "why.json"
 POLL = 0.1
 PATIENCE = 20.0
 """Seconds for an answer: the evidence takes a few where ranks or nodes are silent."""

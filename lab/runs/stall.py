@@ -4,9 +4,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from lab.errors import UsageError
-from lab.node.stall import StallWatch
-
-__all__ = ["OnStall", "Stall", "StallWatch"]
 
 OnStall = Literal["report", "stop"]
 

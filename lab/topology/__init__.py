@@ -3,7 +3,7 @@
 from lab.topology.dump import dump_topology
 from lab.topology.errors import Problem, TopologyError
 from lab.topology.load import load_topology, parse_topology
-from lab.topology.models import Node, Topology
+from lab.topology.models import Node, Place, Topology
 from lab.topology.options import (
     DockerOptions,
     JobOptions,
@@ -24,6 +24,7 @@ __all__ = [
     "Link",
     "Master",
     "Node",
+    "Place",
     "Problem",
     "Rank",
     "SlurmOptions",

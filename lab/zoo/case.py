@@ -11,13 +11,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from lab.diagnose.finding import Kind
+from lab.topology import Place
 
 CASES = Path(__file__).parent / "cases"
 MARK = re.compile(r"  # <- fault$", re.MULTILINE)
 """Ends the lines that a finding may name. Ranks never see it: `Case.script` leaves it out."""
 
 Twin = Literal["fault", "healthy"]
-Place = Literal["local", "docker", "ssh", "slurm"]
 
 
 class Expected(BaseModel):
@@ -45,7 +45,7 @@ class Cut(BaseModel):
 
 
 class Case(BaseModel):
-    """A folder of `cases`: `case.yaml`, which is this, `fault.py` and `healthy.py`."""
+    """A folder of `cases`: `case.yaml`, which is this, `healthy.py`, and `fault.py` if no `cut`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any
 
 from lab.channel import Progress
-from lab.zoo.case import Case, Place
+from lab.topology import Place
+from lab.zoo.case import Case
 from lab.zoo.runner import Zoo
 from lab.zoo.score import Score, false_alarms
 from lab.zoo.workloads import Workload

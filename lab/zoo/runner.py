@@ -15,17 +15,17 @@ from typing import Any
 from lab.channel import Progress
 from lab.errors import LabError
 from lab.runs.files import write_atomically
-from lab.topology import load_topology
+from lab.topology import Place, load_topology
 from lab.transport.containers import lab_id
 from lab.zoo import network
-from lab.zoo.case import Case, Cut, Place, Twin
+from lab.zoo.case import Case, Cut, Twin
 from lab.zoo.workloads import Workload
 
 LAB = (sys.executable, "-P", "-m", "lab")
 OPTIONS = ("--audit", "--on-stall", "stop", "--json")
 """Of each run: all that lab can see of what is wrong."""
 TIMEOUT = ("--timeout", "180s")
-"""The same, but on Slurm, where the topology has the limit."""
+"""Of each run but those on Slurm, where the topology has the limit."""
 STALL = {"fault": 4, "healthy": 30}
 """Seconds without progress after which a run is looked into. A healthy one is given more: on a
 machine that is short of time its ranks may come to the start one after the other. So is a fault of

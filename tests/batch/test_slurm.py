@@ -311,10 +311,7 @@ OVER_LIMIT = "StepId=7.0 exceeded memory limit (497938432 > 419430400), being ki
     [
         # The host that is not to blame has heard it first.
         (
-            [
-                "slurmstepd-n0: error: Exceeded job memory limit",
-                f"slurmstepd-n1: error: {OVER_LIMIT}",
-            ],
+            [HEARD, f"slurmstepd-n1: error: {OVER_LIMIT}"],
             "n1",
         ),
         ([HEARD], "n0"),

@@ -8,7 +8,8 @@ from pydantic import ValidationError
 
 from lab.diagnose.finding import AUDIT_KINDS, WHY_KINDS
 from lab.errors import UsageError
-from lab.zoo.case import Case, Place, Twin
+from lab.topology import Place
+from lab.zoo.case import Case, Twin
 from lab.zoo.registry import all_cases, find_cases
 
 TWINS: tuple[Twin, ...] = ("fault", "healthy")

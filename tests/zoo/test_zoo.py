@@ -12,7 +12,8 @@ from typing import get_args
 import pytest
 
 from lab.diagnose.finding import WHY_KINDS
-from lab.zoo.case import Case, Place, Twin
+from lab.topology import Place
+from lab.zoo.case import Case, Twin
 from lab.zoo.registry import all_cases
 from lab.zoo.runner import Outcome, Zoo
 from lab.zoo.score import Score, false_alarms

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lab.runs.stall import StallWatch
+from lab.node.stall import StallWatch
 
 LIMIT = 10.0
 
