@@ -45,7 +45,7 @@ def list_(as_json: JsonOption = False) -> None:
     names = max(len(case.name) for case in cases)
     kinds = max(len(case.expect.kind) for case in cases)
     for case in cases:
-        only = f" (only on {' and '.join(case.where)})" if case.elsewhere else ""
+        only = f" (only on {', '.join(case.where)})" if case.elsewhere else ""
         print(f"{case.name:<{names}}  {case.expect.kind:<{kinds}}  {case.title}{only}")
 
 
@@ -62,7 +62,7 @@ def explain(names: Annotated[list[str], _NAMES]) -> None:
             ("what goes wrong", case.wrong),
             ("in the field", case.field),
             ("what lab sees", f"{case.expect.kind}. {case.seen}"),
-            *([(f"only on {' and '.join(case.where)}", case.elsewhere)] if case.elsewhere else ()),
+            *([(f"only on {', '.join(case.where)}", case.elsewhere)] if case.elsewhere else ()),
         ):
             print(fill(f"{what}: {text}", width=92, subsequent_indent="  ") + "\n")
         print(case.difference)

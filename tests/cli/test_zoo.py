@@ -24,7 +24,7 @@ def test_explain(lab: Lab) -> None:
         "what lab sees: order-never-changes. ",
         "\n+        sampler.set_epoch(epoch)\n",
         "lab zoo run no-set-epoch\n",
-        "\nonly on docker and ssh: for nodes that are one machine",
+        "\nonly on docker, ssh, slurm: for nodes that are one machine",
         "lab zoo run wrong-interface --on docker\n",
     ):
         assert part in shown
