@@ -25,7 +25,8 @@ from lab.transport.containers import LABEL, check_workdir
 from lab.transport.engine import api_errors, connect
 from lab.transport.image_build import build_image
 from lab.transport.image_context import DOCKERFILE, staged_context
-from lab.transport.labs import at_once, find_labs, remove_lab, whole_or_nothing, workdir_lock
+from lab.transport.labs import find_labs, remove_lab, workdir_lock
+from lab.transport.making import at_once, whole_or_nothing
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -30,13 +30,12 @@ from lab.transport.exec_channel import DockerChannel
 from lab.transport.image import chosen_requirements, ensure_image
 from lab.transport.labs import (
     Lab,
-    at_once,
     find_labs,
     list_labs,
     remove_lab,
-    whole_or_nothing,
     workdir_lock,
 )
+from lab.transport.making import at_once, whole_or_nothing
 
 if TYPE_CHECKING:
     from docker import DockerClient

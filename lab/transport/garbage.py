@@ -3,8 +3,8 @@
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,8 @@ from lab.transport.containers import PYTHON
 from lab.transport.engine import EngineStoppedError, connect
 from lab.transport.exec_channel import DockerChannel
 from lab.transport.image import remove_image, stale_images
-from lab.transport.labs import PARALLEL, Lab, LabNode, find_labs, remove_lab, workdir_lock
+from lab.transport.labs import Lab, LabNode, find_labs, remove_lab, workdir_lock
+from lab.transport.making import at_once
 from lab.transport.run_state import run_state
 
 if TYPE_CHECKING:
@@ -120,9 +121,8 @@ def _end_all(
 
 def _end_leftovers_on(client: "DockerClient", nodes: Sequence[LabNode], dry_run: bool) -> list[str]:
     """What `end_leftovers` does, in containers, each of which sees only its own processes."""
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        lines = pool.map(lambda node: _end_leftovers_in(client, node.container_id, dry_run), nodes)
-        return list(chain.from_iterable(lines))
+    lines = at_once([partial(_end_leftovers_in, client, n.container_id, dry_run) for n in nodes])
+    return list(chain.from_iterable(lines))
 
 
 def _end_leftovers_in(client: "DockerClient", container: str, dry_run: bool) -> list[str]:

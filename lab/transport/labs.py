@@ -8,27 +8,20 @@ import contextlib
 import fcntl
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from lab import interrupts
 from lab.transport.containers import LABEL
 from lab.transport.engine import api_errors, connect
+from lab.transport.making import at_once
 from lab.transport.run_state import RunState, run_state
 
 if TYPE_CHECKING:
     from docker import DockerClient
-
-T = TypeVar("T")
-
-PARALLEL = 8
-TURN = 0.1
-"""Seconds after which Ctrl-C is looked for again."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +157,7 @@ def remove_lab(client: "DockerClient", lab: Lab) -> None:
             client.api.remove_container(node.container_id, force=True, v=True)
 
     with api_errors(f"{lab.id} cannot be removed"):
-        if lab.nodes:
-            at_once([partial(remove, node) for node in lab.nodes])
+        at_once([partial(remove, node) for node in lab.nodes])
         for network in lab.networks:
             with contextlib.suppress(NotFound):
                 client.api.remove_network(network)
@@ -203,38 +195,3 @@ def workdir_lock(workdir: Path, *, wait: bool) -> Iterator[bool]:
         yield True
     finally:
         os.close(folder)
-
-
-def whole_or_nothing(make: Callable[[Callable[[], None]], T], undo: Callable[[], None]) -> T:
-    """Make something on the engine, or leave nothing of it, whenever Ctrl-C comes.
-
-    What has been asked of an engine it does, also when nobody waits for it any more: so Ctrl-C is
-    heard only where `make` calls what it is given.
-    """
-    with interrupts.deferred() as check:
-        try:
-            made = make(check)
-            check()
-        except BaseException:
-            undo()
-            raise
-    return made
-
-
-def at_once(tasks: Sequence[Callable[[], T]], check: Callable[[], None] = lambda: None) -> list[T]:
-    """Do several at the same time; what came of each, in order.
-
-    Where one fails, or `check` raises, no more are begun, and those that are come to their end.
-    """
-    pool = ThreadPoolExecutor(min(PARALLEL, len(tasks)))
-    try:
-        waiting = [pool.submit(task) for task in tasks]
-        jobs = list(waiting)
-        while waiting:
-            ended, waiting = map(list, wait(waiting, TURN, FIRST_EXCEPTION))
-            for job in ended:
-                job.result()
-            check()
-        return [job.result() for job in jobs]
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

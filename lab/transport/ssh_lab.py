@@ -26,7 +26,8 @@ from lab.transport.container_config import archive_of
 from lab.transport.containers import LABEL
 from lab.transport.engine import api_errors, connect
 from lab.transport.image_build import build_image
-from lab.transport.labs import at_once, find_labs, remove_lab, whole_or_nothing, workdir_lock
+from lab.transport.labs import find_labs, remove_lab, workdir_lock
+from lab.transport.making import at_once, whole_or_nothing
 from lab.transport.ssh_keys import KeyPair, write_private
 
 if TYPE_CHECKING:

@@ -442,8 +442,9 @@ def test_more_than_the_engine_has_is_said_in_its_words(nodes: Nodes) -> None:
     assert things(transport.lab_id) == []
 
 
-@pytest.mark.parametrize("between", [0.0, 0.01])
-@pytest.mark.parametrize("after", [0.0, 0.15, 0.4, 0.8])
+@pytest.mark.parametrize(
+    ("after", "between"), [(0.0, 0.0), (0.0, 0.01), (0.15, 0.01), (0.4, 0.01), (0.8, 0.01)]
+)
 def test_an_interrupt_at_any_moment_leaves_nothing(
     nodes: Nodes, after: float, between: float
 ) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from lab.transport.labs import PARALLEL, at_once, whole_or_nothing
+from lab.transport.making import PARALLEL, at_once, whole_or_nothing
 
 
 def interrupt() -> None:
@@ -19,6 +19,7 @@ def interrupt() -> None:
 def test_what_came_is_in_order() -> None:
     squares = at_once([partial(pow, number, 2) for number in range(20)])
     assert squares == [number**2 for number in range(20)]
+    assert at_once([]) == []
 
 
 def test_after_a_failure_no_more_are_begun_and_those_that_are_end() -> None:
