@@ -88,7 +88,7 @@ class Slurm:
             told = as_json(answer.out, jobs) or as_json(self._run([*wanted, "--json"]).out, jobs)
             first = answer.out.strip().splitlines()[0]
             unread = LabError(f"squeue says what cannot be read: {first}")
-            return told or self._shown(jobs, unread)
+            found = told or self._shown(jobs, unread)
         missing = [job for job in jobs if job not in found]
         if len(missing) > 0 and len(jobs) > 1 and answer.code != 0:
             # One unknown job makes squeue of some versions say nothing of the others.

@@ -209,6 +209,15 @@ def test_an_squeue_with_columns_of_its_own(fake: Fake, slurm: Slurm, tmp_path: P
     assert slurm.states(["5"]) == {"5": RUNS}
 
 
+def test_an_squeue_in_json_that_has_forgotten_one_of_two(fake: Fake, slurm: Slurm) -> None:
+    fake("squeue", '{"jobs": [{"job_id": 5, "job_state": ["RUNNING"], "nodes": "n1"}]}')
+    fake("sacct", "FAILED|n2\n")
+    assert slurm.states(["5", "6"]) == {
+        "5": JobState("RUNNING", hosts="n1"),
+        "6": JobState("FAILED", hosts="n2"),
+    }
+
+
 def test_accounting_that_answers_in_json(fake: Fake, slurm: Slurm) -> None:
     fake("squeue")
     fake("sacct", '{"jobs": [{"job_id": 5, "state": {"current": ["TIMEOUT"]}, "nodes": "n1"}]}')
