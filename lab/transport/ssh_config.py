@@ -1,5 +1,6 @@
 """ssh's own configuration files as paramiko reads them, and `Include`, which it passes over."""
 
+import glob
 import re
 import shlex
 from collections.abc import Iterator
@@ -73,10 +74,14 @@ def _lines(path: Path, criteria: str = "", depth: int = 0) -> Iterator[str]:
 
 
 def _included(path: Path, patterns: list[str]) -> Iterator[Path]:
+    """As glob(3), where `*` takes no hidden file; folders and links to nothing say nothing."""
     folder = SYSTEM_CONFIG.parent if path.is_relative_to("/etc/ssh") else Path.home() / ".ssh"
     for pattern in patterns:
-        found = folder / Path(pattern).expanduser()
-        yield from sorted(Path("/").glob(str(found).lstrip("/")))
+        whole = str(folder / Path(pattern).expanduser())
+        for name in sorted(glob.glob(whole)):  # noqa: PTH207 - pathlib's takes hidden files
+            included = Path(name)
+            if included.exists() and not included.is_dir():
+                yield included
 
 
 def _criteria(keyword: str, value: str) -> str:

@@ -16,6 +16,9 @@ INCLUDED = {
     "plain": "User plain\nPort 1001\n",
     "blocks": "User first\nHost gpu1\n    Port 1002\nHost *\n    Port 1003\n",
     "match": 'Match host "gpu*"\n    Port 1004\nMatch all\n    User everybody\n',
+    "config.d/.plain.swp": "Port 1006\n",  # an editor's
+    "config.d/folder/in it": "Port 1007\n",
+    "config.d/plain": "User plain\n",
     "deep": "Host *1\n    Include {folder}/blocks\n    HostName deep\nHost gpu2\n    Port 1005\n",
 }
 CONFIGS = {
@@ -28,6 +31,8 @@ CONFIGS = {
     "match in a match": "Match all\n    Include {folder}/match\nMatch final\n    User f\n",
     "two levels": "Host gpu* jump\n    Include {folder}/deep\n    User outer\nHost *\n  Port 9\n",
     "several": 'Host=gpu1\n    Include="{folder}/plain" "{folder}/match"\n    User after\n',
+    "a folder of them": "Include {folder}/config.d/*\nPort 9\n",
+    "a hidden one": "Include {folder}/config.d/.plain.swp\nPort 9\n",
     "none is there": "Host gpu1\n    Include {folder}/nothing-*\n    Port 8\n",
 }
 
@@ -37,7 +42,9 @@ def test_it_counts_for_those_whom_ssh_takes_it_for(text: str, tmp_path: Path) ->
     if shutil.which("ssh") is None and not CI:
         pytest.skip("no ssh: install openssh-client")
     for name, included in INCLUDED.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(included.format(folder=tmp_path))
+    (tmp_path / "config.d/gone").symlink_to("nowhere")
     path = tmp_path / "config"
     path.write_text(text.format(folder=tmp_path))
     config = SshConfig()
