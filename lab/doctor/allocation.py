@@ -62,13 +62,16 @@ class Allocation:
 
     def _read(self) -> None:
         """Hand on what the hosts say, to the end of all."""
-        with contextlib.suppress(OSError, LabError):
+        problem = "srun has ended"
+        try:
             for message in answers(self._channel, self._said):
                 if message["type"] == "too-old":  # on whichever: it does not know its node rank
                     self._said += f"\n{too_old(message)}".encode()
                 else:
                     self._heard.put(message)
-        problem = last_words(self._said) or "srun has ended"
+        except (OSError, LabError) as error:
+            problem = str(error)
+        problem = last_words(self._said) or problem
         for rank in range(self._count):
             self._heard.put({"type": GONE, "node": rank, "problem": problem})
 

@@ -100,16 +100,23 @@ def answers(channel: Channel, errors: bytearray) -> Iterator[Message]:
     """What the program says there, its answers put together from their pieces.
 
     What comes on stderr is appended to `errors`.
+
+    Raises:
+        LabError: it is damaged, by what else writes there.
     """
     begun: dict[int, bytes] = {}
     for message in messages(channel, errors):
-        if message["type"] == "piece":
-            rank = message["node"]
-            begun[rank] = begun.get(rank, b"") + base64.b64decode(message["data"])
-            if message["last"]:
-                yield json.loads(begun.pop(rank))
-        else:
+        if message.get("type") == "too-old":
             yield message
+        elif message.get("type") == "piece":  # else a host's own greeting is JSON as well
+            try:
+                rank = message["node"]
+                begun[rank] = begun.get(rank, b"") + base64.b64decode(message["data"])
+                whole = json.loads(begun.pop(rank)) if message["last"] else None
+            except (ValueError, KeyError, TypeError) as error:
+                raise LabError(f"what it says is damaged: {error}") from error
+            if whole is not None:
+                yield whole
 
 
 def first_lines(hello: Mapping[str, Any]) -> bytes:

@@ -90,3 +90,15 @@ def test_slurm_that_gives_no_hosts(lab: Lab, play: Play) -> None:
     assert last.startswith("lab: error: srun gives no hosts: ")
     assert "Invalid account" in last
     assert not (lab.cwd / "runs").exists()
+
+
+def test_a_host_that_writes_in_between(lab: Lab, play: Play) -> None:
+    """What else is JSON counts for nothing; what breaks an answer in two is the end of all."""
+    damaged = '{"type": "piece", "node": 0, "data": "bm9uZQ==", "last": true}'
+    play("srun", f"print('{{}}')\nprint('{damaged}', flush=True)\nimport sys; sys.stdin.read()")
+
+    done = lab("doctor", env=path(lab), timeout=120)
+
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("lab: error: srun gives no hosts: what it says is damaged: ")
