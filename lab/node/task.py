@@ -183,6 +183,8 @@ class Task:
         number = -self._code if self._code < 0 else None
         starved = number == signal.SIGKILL and memory.oom_kills() > oom_kills
         code = processes.as_shell(self._code)
+        if self._kill_at is not None and not code:  # srun and torchrun end the others for a failure
+            code = 128 + signal.SIGTERM
         limit = memory.memory_limit() if starved else None
         self._report("exit", rank=self._rank, code=code, signal=number, oom_limit=limit)
         if code and not self._is_ended and number != signal.SIGTERM:

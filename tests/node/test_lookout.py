@@ -66,6 +66,18 @@ def test_a_rank_that_waits_in_vain_is_ended_if_that_is_wanted(tmp_path: Path) ->
     assert [event["type"] for event in told(tmp_path)] == ["why", "stop"]
 
 
+def test_one_that_ends_well_when_it_is_told_to_has_not_ended_well(tmp_path: Path) -> None:
+    """Else srun and torchrun, which end the others for a failure alone, would let them wait on."""
+    script = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+time.sleep(600)
+"""
+    assert run_task(tmp_path, script, stop=True) == 143
+    assert [event["type"] for event in told(tmp_path)] == ["why", "stop"]
+    assert (events(tmp_path)[-1]["type"], events(tmp_path)[-1]["code"]) == ("exit", 143)
+
+
 def test_one_that_is_only_slow_is_not(tmp_path: Path) -> None:
     assert run_task(tmp_path, WAITS, kind="slow") == 0
     assert told(tmp_path)[0]["finding"]["kind"] == "slow"
