@@ -18,7 +18,7 @@ from lab.diagnose.why import diagnose
 from lab.errors import LabError
 from lab.node.meeting import read, write_whole
 from lab.node.protocol import Message
-from lab.node.questions import ANSWER, put, rank_answer
+from lab.node.questions import ANSWER, RankQuestion
 from lab.node.task import NODES
 from lab.runs.evidence import SCHEMA, Record
 
@@ -93,16 +93,11 @@ class Inquiry:
         awaited = self._living()
         if not awaited:
             raise LabError(f"no rank of run {self.name} runs now; lab ps says where the job is")
-        number, asked = put(self._run, what=what, **more), time.time()
-        answers: dict[int, Message] = {}
-        give_up = time.monotonic() + PATIENCE
-        while awaited - answers.keys() and time.monotonic() < give_up:
-            time.sleep(POLL)
-            for rank in awaited - answers.keys():
-                state = read(rank_answer(self._run, number, rank))
-                if isinstance(state, dict):
-                    answers[rank] = state
-            awaited &= self._living()  # nobody waits for who has ended meanwhile
+        question, asked = RankQuestion(self._run, what, **more), time.time()
+        try:
+            answers, awaited = self._hear(question, awaited)
+        finally:
+            question.close()
         for rank, state in answers.items():
             known = self._record.ranks[rank]
             known.pulses.clear()
@@ -110,6 +105,25 @@ class Inquiry:
                 known.beat(pulse, pulse["at"])
             known.beat(state, asked)
             self._ports[known.node] = state["tried"]["port"] or SLURMD_PORT
+        return answers, awaited
+
+    def _hear(
+        self, question: RankQuestion, awaited: set[int]
+    ) -> tuple[dict[int, Message], set[int]]:
+        """The answers, until all have come or it takes too long; who was waited for at the end."""
+        answers: dict[int, Message] = {}
+        give_up = time.monotonic() + PATIENCE
+        is_over = False
+        while awaited - answers.keys() and not is_over:
+            time.sleep(POLL)
+            # To look at all files once may take long, too: so they are, once more, when time is up.
+            is_over = time.monotonic() >= give_up
+            question.keep()
+            for rank in awaited - answers.keys():
+                state = question.answer(rank)
+                if state is not None:
+                    answers[rank] = state
+            awaited = awaited & self._living()  # nobody waits for who has ended meanwhile
         return answers, awaited
 
     def _have_moved(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lab.node.questions import FOLDER, put, rank_answer
+from lab.node.questions import FOLDER, RankQuestion
 from lab.node.victims import VICTIM_PATIENCE
 
 POLL = 0.1
@@ -49,22 +49,22 @@ def hear_others(
             time.sleep(POLL)
         return
     with contextlib.suppress(OSError):  # a full disk is not the rank's affair
-        number = put(run, what="state")
-        report("asked", rank=rank, number=number)
+        question = RankQuestion(run, "state")
+        report("asked", rank=rank, number=question.number)
         names = [
             name for name, n in zip(nodes["names"], nodes["slots"], strict=True) for _ in range(n)
         ]
         others = {n: name for n, name in enumerate(names) if n != rank}
         ended: set[int] = set()
+        heard: set[int] = set()
         while time.monotonic() < give_up:
             ended |= {
                 n for n, name in others.items() if n not in ended and _has_ended(run, n, name)
             }
-            silent = others.keys() - ended
-            if (ended or not is_victim) and all(
-                rank_answer(run, number, n).exists() for n in silent
-            ):
+            heard |= {n for n in others.keys() - heard if question.answer(n) is not None}
+            if (ended or not is_victim) and others.keys() <= ended | heard:
                 break
+            question.keep()
             time.sleep(POLL)
         done.touch()
 

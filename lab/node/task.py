@@ -37,7 +37,7 @@ from lab.node.pipes import STREAMS, Pipes
 from lab.node.placeholders import fill
 from lab.node.probing import Probing
 from lab.node.protocol import encode
-from lab.node.questions import asked, question, rank_answer
+from lab.node.questions import asked, rank_answer
 from lab.node.spawn import RankStart, spawn_cold
 from lab.node.victims import consequence
 
@@ -128,7 +128,8 @@ class Task:
         self._selector = selectors.DefaultSelector()
         self._pipes = Pipes(self._selector, self._report, str(Path.cwd()))
         self._probing = Probing(self._selector, self._report, str(Path.cwd()))
-        self._asked = question(self._run)
+        self._seen = {found["number"] for found in asked(self._run)}
+        """Questions of others, by number."""
         self._look_at = 0.0  # for another question
         self._states: dict[int, dict[str, Any]] = {}
         """By question what is to be answered, once other nodes have been tried."""
@@ -212,9 +213,10 @@ class Task:
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + LOOK_EVERY
-        found = asked(self._run)
-        if found and found["number"] != self._asked:
-            self._asked = found["number"]
+        for found in asked(self._run):
+            if found["number"] in self._seen:
+                continue
+            self._seen.add(found["number"])
             message = {"id": found["number"], "what": found.get("what", "state")}
             if self._rank in found.get("by", ()):
                 peers = found["peers"]
@@ -259,8 +261,8 @@ class Task:
         tried = {name: probed[name] for name in ("port", "ptrace", "peers", "master")}
         meets = f"{self._env['MASTER_ADDR']}:{self._env['MASTER_PORT']}"
         told = {"at": time.time(), "node": self._node, "meets": meets}
-        with contextlib.suppress(OSError):  # a full disk is not the rank's affair
-            path.parent.mkdir(parents=True, exist_ok=True)
+        # A full disk is not the rank's affair; without the folder, nobody waits for it any more.
+        with contextlib.suppress(OSError):
             write_whole(path, {**told, **known, **state, "tried": tried})
 
     def _report(self, type: str, **fields: Any) -> None:  # noqa: A002 - the field's name

@@ -60,21 +60,34 @@ def probe(line: int) -> dict[str, Any]:
 PEER = {"port": 5000, "ptrace": None, "peers": {"node1": "refused"}, "master": None}
 
 
-def answer(run: RunDirectory, rank: int, still_s: float = 0.0) -> None:
+def answer(
+    run: RunDirectory,
+    rank: int,
+    still_s: float = 0.0,
+    *,
+    askers: int = 1,
+    look_every: float = 0.01,
+) -> None:
     """As a rank's task does, when the questions come: for a pulse, then for all there is."""
     process = {"state": "S", "cpu_s": 1.0, "threads": 2, "busy": False}
     state = {"rank": rank, "process": process, "source": "probe", "error": None}
     place = {"node": f"node{rank}", "meets": "node0:29500", "tried": PEER}
-    last = None
-    while (what := asked(run.path)).get("what") != "state" or what["number"] == last:
-        if what and what["number"] != last:
-            last = what["number"]
-            write_answer(run, last, rank, {**state, **place, "still_s": still_s, "probe": {}})
-        time.sleep(0.01)
-    assert what["master"], "no rank has been seen in a process group"
     pulses = [{"at": 1.0, "process": process, "probe": {"seqs": {}, "where": "train.py:6"}}]
     told = {**state, **place, "probe": probe(7), "pulses": pulses, "last_output": 0.5}
-    write_answer(run, what["number"], rank, told)
+    seen: set[int] = set()
+    while askers:
+        for what in asked(run.path):
+            if what["number"] in seen:
+                continue
+            seen.add(what["number"])
+            if what["what"] == "pulse":
+                beat = {**state, **place, "still_s": still_s, "probe": {}}
+                write_answer(run, what["number"], rank, beat)
+            else:
+                assert what["master"], "no rank has been seen in a process group"
+                write_answer(run, what["number"], rank, told)
+                askers -= 1
+        time.sleep(look_every)
 
 
 def write_answer(run: RunDirectory, number: int, rank: int, told: dict[str, Any]) -> None:
@@ -104,6 +117,33 @@ def test_ranks_are_asked_through_the_run_directory(run: RunDirectory) -> None:
         "train.py:7",
     ]
     assert json.loads((run.path / "why.json").read_text()) == json.loads(json.dumps(told))
+
+
+def test_who_asks_at_the_same_time_as_another_gets_its_answers_too(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lab.batch.inquiry.PATIENCE", 600.0)  # nobody is given up
+    for rank in range(2):
+        write_events(run, rank)
+    options = {"askers": 2, "look_every": 0.5}
+    told: list[dict[str, Any]] = []
+    ranks = [
+        threading.Thread(target=answer, args=(run, n), kwargs=options, daemon=True)
+        for n in range(2)
+    ]
+    askers = [
+        threading.Thread(target=lambda: told.append(ask_ranks(run)), daemon=True) for _ in range(2)
+    ]
+    for thread in (*ranks, *askers):
+        thread.start()
+    for thread in askers:
+        thread.join(30)
+    assert len(told) == 2, "a question was lost"
+    for one in told:
+        assert [node["answered"] for node in one["evidence"]["nodes"].values()] == [True, True]
+    for thread in ranks:
+        thread.join()
+    assert [path.name for path in (run.path / "why").iterdir()] == ["ask.json"]
 
 
 def test_a_job_without_ranks_cannot_be_asked(run: RunDirectory) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lab.node.processes import started
+from lab.node.questions import RankQuestion, rank_answer
 from lab.node.task import NODES, PlaceError, place_of
 
 NAMES: dict[str, Any] = {
@@ -90,21 +91,21 @@ def test_an_exception_is_told(tmp_path: Path) -> None:
 
 def test_a_question_in_the_run_directory_is_answered_there(tmp_path: Path) -> None:
     run = tmp_path / "runs/20260101-quad"
-    (run / "why").mkdir(parents=True)
-    (run / "why/ask.json").write_text('{"number": 1}')  # of before
+    run.mkdir(parents=True)
+    before = RankQuestion(run, "state")
     process = start(tmp_path, "import time\nprint('here', flush=True)\ntime.sleep(600)\n")
     try:
         assert wait_for_word(process) == "here"
-        (run / "why/ask.json").write_text('{"number": 2}')
-        path = run / "why/2/rank2.json"
-        for _ in range(600):
-            if path.exists():
-                break
+        late, pulse, question = (RankQuestion(run, what) for what in ("state", "pulse", "state"))
+        late.close()  # its answers are read no more
+        while (state := question.answer(2)) is None or (beat := pulse.answer(2)) is None:
+            assert process.poll() is None
             time.sleep(0.1)
-        state = json.loads(path.read_text())
         assert (state["rank"], state["node"], state["source"]) == (2, "b", "probe")
         assert state["probe"]["threads"][0]["frames"][0]["line"] == 3
-        assert not (run / "why/1").exists()
+        assert "threads" not in beat["probe"]
+        assert before.answer(2) is None
+        assert not rank_answer(run, late.number, 2).parent.exists()
         assert [event["type"] for event in events(tmp_path)] == ["started"]
     finally:
         process.send_signal(signal.SIGTERM)
