@@ -225,6 +225,8 @@ def listen() -> list[int]:
     """The warnings that come to this rank, from now on."""
     heard: list[int] = []
     if REQUEUE:
+        if dist.get_rank() == 0:  # torchrun warns when a node joins, and begins again by itself
+            Path(REQUEUE).unlink(missing_ok=True)
         for warning in (signal.SIGUSR2, signal.SIGTERM):  # before the time limit; when preempted
             signal.signal(warning, lambda number, _: heard.append(number))
     return heard

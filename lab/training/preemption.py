@@ -2,18 +2,21 @@
 
 The job scripts of `lab render --as sbatch` send SIGUSR2 to every rank some time before the end. Who
 then saves, makes the file that LAB_REQUEUE names and ends with 0, begins again. Where a cluster
-tells of preemption by SIGTERM alone (GraceTime), that is such a warning as well.
+tells of preemption by SIGTERM alone (GraceTime), that is such a warning as well. torchrun sends it
+too, when a node joins: then it begins again by itself, and the file does not count any more.
 """
 
 import os
 import signal
 import threading
+from functools import cache
 from pathlib import Path
 
 REQUEUE = "LAB_REQUEUE"
 """A variable: the file by which a job says that it has saved and wants to go on."""
+ELASTIC = "TORCHELASTIC_RESTART_COUNT"
 LAUNCHERS = {
-    "TORCHELASTIC_RESTART_COUNT": "TORCHELASTIC_RUN_ID",
+    ELASTIC: "TORCHELASTIC_RUN_ID",
     "SLURM_RESTART_COUNT": "SLURM_JOB_ID",
 }
 """Variables by launcher: how often it has started the job again, and which job it is."""
@@ -73,9 +76,29 @@ class Stop:
             Path(self._file).touch()
 
 
-def begun_again() -> list[bool]:
-    """By launcher, whether it has started this job before: torchrun after a failure, or Slurm."""
-    return [int(os.environ.get(count) or 0) > 0 for count in LAUNCHERS]
+def begun_again(*, is_main: bool) -> list[bool]:
+    """By launcher, whether it has started this job before: torchrun or Slurm.
+
+    torchrun does not count what it does because a node joins: that rank 0 knows by the file.
+    """
+    again = {count: int(os.environ.get(count) or 0) > 0 for count in LAUNCHERS}
+    file = os.environ.get(REQUEUE)
+    if is_main and file and withdraw(file):
+        again[ELASTIC] = True
+    return list(again.values())
+
+
+@cache  # what this process itself asks for stays, whatever it trains next
+def withdraw(file: str) -> bool:
+    """Take back what the ranks before these have asked for; whether they have.
+
+    The job script has removed the file of an earlier beginning of its own.
+    """
+    try:
+        Path(file).unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def job() -> list[str]:

@@ -24,8 +24,22 @@ PATIENCE = 120.0
 """Seconds which the lock of a job may outlast it, if its host has died: NFS has it for 90."""
 
 
-def claim(checkpoints: Checkpoints, options: Options, world: World) -> Options:
+def started_before(world: World) -> list[bool]:
+    """As `begun_again`, on any rank: torchrun counts on each node by itself. A collective."""
+    own = map(float, begun_again(is_main=world.is_main))
+    return [any(each) for each in zip(*world.gather(*own), strict=True)]
+
+
+def claim(
+    checkpoints: Checkpoints, options: Options, world: World, again: Sequence[bool]
+) -> Options:
     """Keep other trainings from saving where this one does. A collective.
+
+    Args:
+        checkpoints: of this training.
+        options: save_every and so on.
+        world: the ranks.
+        again: see `started_before`.
 
     Returns:
         The options; with save_every 0 where nodes share no folder, as hosts over SSH may not, and
@@ -35,9 +49,8 @@ def claim(checkpoints: Checkpoints, options: Options, world: World) -> Options:
         LabError: another training saves there, or a rank cannot write there.
     """
     if options.save_every:
-        again = any(_begun_again(world))
         try:
-            checkpoints.claim(patience=PATIENCE if again else 0.0)
+            checkpoints.claim(patience=PATIENCE if any(again) else 0.0)
         except NotSharedError as error:
             if options.needs_checkpoints:
                 raise LabError(f"{error}: {CURE}, or train without any by --save-every 0") from None
@@ -46,7 +59,9 @@ def claim(checkpoints: Checkpoints, options: Options, world: World) -> Options:
     return options
 
 
-def source(checkpoints: Checkpoints, options: Options, world: World) -> Checkpoints | None:
+def source(
+    checkpoints: Checkpoints, options: Options, world: World, again: Sequence[bool]
+) -> Checkpoints | None:
     """Those to go on from; None: begin at the beginning. A collective.
 
     A training that begins moves an earlier one's out of its way. From now on none but this training
@@ -56,13 +71,13 @@ def source(checkpoints: Checkpoints, options: Options, world: World) -> Checkpoi
         checkpoints: of this training, claimed if it saves.
         options: resume and so on.
         world: the ranks.
+        again: see `started_before`.
 
     Raises:
         UsageError: to resume was asked for, and there is nothing.
         LabError: the checkpoints of an earlier training cannot be moved.
     """
     for_all = checkpoints.ranks().of_first
-    again = _begun_again(world)
     # Who was started before may have failed before it came here: what is there is another's then.
     begun = any(again) and for_all(lambda: _is_own(checkpoints.folder, again))
     if options.save_every:
@@ -87,11 +102,6 @@ def source(checkpoints: Checkpoints, options: Options, world: World) -> Checkpoi
         )
     _say(world, f"there is no checkpoint in {searched}: begins at the beginning")
     return None
-
-
-def _begun_again(world: World) -> list[bool]:
-    """As `begun_again`, on any rank: elastic launchers count restarts on each node by itself."""
-    return [any(each) for each in zip(*world.gather(*map(float, begun_again())), strict=True)]
 
 
 def _last_run_with(inside: Path, run: Path) -> str | None:

@@ -24,7 +24,7 @@ from lab.training.order import Order, RankOrder, Samples, load, load_once
 from lab.training.preemption import Stop
 from lab.training.progress import Fault, Step, Sums, TrainingProgress
 from lab.training.reporting import Reporter, describe
-from lab.training.resume import claim, source
+from lab.training.resume import claim, source, started_before
 from lab.training.schedule import schedule_factor
 from lab.training.seeding import derived, seed_all
 from lab.training.world import World
@@ -119,14 +119,15 @@ class Trainer:
             UsageError: there is no checkpoint to go on from, and one was asked for.
             LabError: something is not finite, or a checkpoint cannot be written.
         """
+        again = started_before(self.world)
         # From now on no other training saves in the folder; nor this one, where nodes share none.
-        options = self.options = claim(self.checkpoints, self.options, self.world)
+        options = self.options = claim(self.checkpoints, self.options, self.world, again)
         progress, reporter = self.progress, self.reporter
         # A scheduler warns one rank or all, at any time: they stop at the same step.
         self.stop = Stop(most=CHECK_EVERY, heed_warnings=options.save_every > 0)
         with self.stop, self.checkpoints, reporter:
             # Our own checkpoints, or those of the run before; None: begin at the beginning.
-            self.source = source(self.checkpoints, options, self.world)
+            self.source = source(self.checkpoints, options, self.world, again)
             if self.source is not None:
                 self.restore()
             self.steps = self.count_steps()

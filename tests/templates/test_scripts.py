@@ -1,6 +1,7 @@
 """The scripts that `lab new` writes: they run, agree with each other, and go on after a crash."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -242,3 +243,19 @@ def test_bad_numbers_are_refused(monkeypatch: pytest.MonkeyPatch, words: str, cu
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     with pytest.raises(SystemExit, match=cure):
         train.train(train.parse(), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_ranks_before_these_have_asked_for_is_taken_back(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "requeue").touch()
+    monkeypatch.setattr(train, "REQUEUE", str(tmp_path / "requeue"))
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGTERM)}
+    try:
+        train.listen()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert (tmp_path / "requeue").exists() == (rank != 0)

@@ -20,6 +20,7 @@ OPTIONS: dict[str, Any] = {"parallel": "ddp", "steps": 9, "report_every": 3, "sa
 def warned(folder: Path, warn: int | None, restarts: int) -> Result:
     """One beginning of a job of Slurm."""
     os.environ |= {REQUEUE: str(folder / "requeue"), "SLURM_RESTART_COUNT": str(restarts)}
+    preemption.withdraw.cache_clear()  # another process, if this were one
     patch = mock.patch.object(preemption, "LOOK_WITHIN", 0)  # look after each step
     try:
         with patch:
@@ -52,6 +53,37 @@ def test_a_warning_in_the_last_step_needs_no_other_beginning(
     results = ranks.run(2, warned, tmp_path, 8, 0)
     assert [event["event"] for event in results[0].events].count("report") == 3
     assert not (tmp_path / "requeue").exists()
+
+
+def joined(folder: Path, warn: int | None) -> Result:
+    """One world of an elastic job: torchrun does not count that it begins again for a node."""
+    os.environ["TORCHELASTIC_RUN_ID"] = "17.0"
+    try:
+        return warned(folder, warn, 0)
+    finally:
+        del os.environ["TORCHELASTIC_RUN_ID"]
+
+
+def test_torchrun_that_begins_again_itself_needs_no_requeue(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    ranks.run(2, joined, tmp_path, 4)
+    assert (tmp_path / "requeue").exists()
+    second = ranks.run(2, joined, tmp_path, None)[0]
+    assert second.events[0]["step"] == 5, "it goes on"
+    assert second.events[-1]["step"] == 9
+    assert not (tmp_path / "requeue").exists()
+
+
+def test_what_a_process_asks_for_itself_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "requeue"
+    monkeypatch.setenv(REQUEUE, str(file))
+    for _ in range(2):  # it trains twice
+        assert preemption.begun_again(is_main=True) == [False, False]
+        file.touch()
+    assert file.exists()
 
 
 @pytest.mark.parametrize("warning", [signal.SIGUSR2, signal.SIGTERM])
