@@ -93,11 +93,12 @@ class BatchRun:
                 job_id = slurm.submit(path / SCRIPT, path / OUTPUT, {"LAB_RUN_DIR": str(path)})
                 directory.note(slurm={"job": job_id}, controller=None)
         except BaseException:
-            if job_id is not None:
-                slurm.cancel(job_id)
-            directory.finish(Verdict("not-started", 1, "it was not submitted"))
-            directory.remove()
-            remove_unused(path.parent)
+            with interrupts.deferred():
+                if job_id is not None:
+                    slurm.cancel(job_id)
+                directory.finish(Verdict("not-started", 1, "it was not submitted"))
+                directory.remove()
+                remove_unused(path.parent)
             raise
         return cls(directory)
 

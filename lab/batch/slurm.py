@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lab import interrupts
 from lab.batch.answers import as_columns, as_json, as_shown
 from lab.batch.job_state import JobState
 from lab.batch.login import SHARE, Answer, Login, NoCommandError
@@ -112,12 +113,13 @@ class Slurm:
         return found
 
     def cancel(self, job: str) -> None:
-        """End a job; nothing where it is over.
+        """End a job; nothing where it is over. Another Ctrl-C waits until Slurm has been told.
 
         Raises:
             LabError: scancel refuses.
         """
-        answer = self._run(["scancel", job])
+        with interrupts.deferred():
+            answer = self._run(["scancel", job])
         if answer.code != 0 and "Invalid job id" not in answer.err:
             raise LabError(f"job {job} cannot be cancelled: {_words(answer)}")
 

@@ -13,6 +13,8 @@ from lab.runs import Job
 from lab.runs.verdict import Verdict
 from lab.topology import parse_topology
 
+IMPATIENT = 'kill -INT $PPID; sleep 1; echo "$@" >>{}/cancelled'
+"""An scancel amid which Ctrl-C comes again."""
 SECRET = "s3cret value; $(id)"
 
 
@@ -48,7 +50,7 @@ def test_ctrl_c_while_sbatch_takes_the_job_leaves_no_job(
     commands.mkdir()
     for name, does in (
         ("sbatch", "kill -INT $PPID; sleep 0.3; echo 17"),  # its answer comes after the signal
-        ("scancel", f'echo "$@" >>{tmp_path}/cancelled'),
+        ("scancel", IMPATIENT.format(tmp_path)),
     ):
         (commands / name).write_text(f"#!/bin/sh\n{does}\n")
         (commands / name).chmod(0o755)
@@ -59,6 +61,15 @@ def test_ctrl_c_while_sbatch_takes_the_job_leaves_no_job(
         BatchRun.submit(topology, Job(command=("train.py",), cwd=tmp_path))
     assert (tmp_path / "cancelled").read_text() == "17\n"
     assert list((tmp_path / "runs").glob("*/state.json")) == []
+
+
+def test_a_second_ctrl_c_lets_the_job_be_cancelled(submitted: BatchRun, tmp_path: Path) -> None:
+    scancel = tmp_path / "bin/scancel"
+    scancel.write_text(f"#!/bin/sh\n{IMPATIENT.format(tmp_path)}\n")
+    scancel.chmod(0o755)
+    with pytest.raises(KeyboardInterrupt):
+        submitted.cancel()
+    assert (tmp_path / "cancelled").read_text() == "17\n"
 
 
 def test_a_job_that_is_queued_anew_has_no_end(submitted: BatchRun) -> None:
