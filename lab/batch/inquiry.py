@@ -124,7 +124,8 @@ class Inquiry:
                 if state is not None:
                     answers[rank] = state
             awaited = awaited & self._living()  # nobody waits for who has ended meanwhile
-        return answers, awaited
+        # torchrun may have begun anew meanwhile, with fewer.
+        return {n: state for n, state in answers.items() if n in self._record.ranks}, awaited
 
     def _have_moved(self) -> bool:
         """Whether a rank has begun a collective between the last two questions."""
@@ -136,14 +137,14 @@ class Inquiry:
         if self._files.is_elastic:  # some nodes may not have been there
             for rank in self._record.ranks.keys() - self._files.started:
                 del self._record.ranks[rank]
-        return self._files.silent
+        return set(self._files.silent)
 
     def _visits(self) -> dict[str, Any]:
         """Who is to try to reach whom: of each node one rank all others, and the rendezvous."""
         hosts = {m["node"]: m["host"] for m in self._files.events if m["type"] == "started"}
         by: dict[str, int] = {}
-        for rank in sorted(self._files.silent, reverse=True):
-            by[self._record.ranks[rank].node] = rank
+        for rank, node in sorted(self._files.silent.items(), reverse=True):
+            by[node] = rank
         peers = {name: [host, self._ports.get(name, SLURMD_PORT)] for name, host in hosts.items()}
         return {"peers": peers, "master": not self._record.has_met, "by": list(by.values())}
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from signal import Signals
 
 from lab.batch.job_state import JobState
+from lab.batch.record import running
 from lab.batch.why import ENDING, why_stalled
 from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_STALLED, EXIT_TIMEOUT
 from lab.node.protocol import Message
@@ -59,7 +60,7 @@ def judge(told: Told) -> Verdict:
                 failures.on_exit(node, message)
             is_ending = True
     seconds = round(max(at.values()) - min(m["at"] for m in told.events), 3) if at else 0.0
-    silent = _silent(told)
+    silent = running(told.events)
     first = failures.first if is_stalled else _first(told, failures, silent)
     if first is not None:
         return Verdict(
@@ -93,13 +94,6 @@ def _of_the_last_world(events: Sequence[Message]) -> list[Message]:
     good = {m["rank"] for m in events if m["type"] == "exit" and m["code"] == 0}
     kept = [m for m in events if m["rank"] in good]
     return [m for m in kept if m["type"] == "started" or m.get("code") == 0]
-
-
-def _silent(told: Told) -> Mapping[int, str]:
-    """Ranks that began and have not told of their end, and their nodes."""
-    began = {m["rank"]: m["node"] for m in told.events if m["type"] == "started"}
-    ended = {m["rank"] for m in told.events if m["type"] == "exit"}
-    return {rank: node for rank, node in began.items() if rank not in ended}
 
 
 def _first(told: Told, failures: Failures, silent: Mapping[int, str]) -> Failure | None:

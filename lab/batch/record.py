@@ -59,6 +59,7 @@ class RankRecord:
         }
         self._events = Tail(folder / f"rank{rank}.{EVENTS}")
         self._partial = b""
+        self._at = 0.0  # of the last event
 
     def logs(self) -> Iterable[tuple[str, str]]:
         """New output: stream and text."""
@@ -68,12 +69,17 @@ class RankRecord:
                 yield stream, text
 
     def events(self) -> list[Message]:
-        """New messages."""
+        """New messages, in the order of their times.
+
+        A rank that torchrun has started anew may be on another host, whose clock is behind.
+        """
         *lines, self._partial = (self._partial + self._events.read()).split(b"\n")
         messages = []
         for line in lines:
             with contextlib.suppress(ValueError):  # of a rank whose node died while it wrote
-                messages.append(json.loads(line))
+                message = json.loads(line)
+                message["at"] = self._at = max(self._at, float(message["at"]))
+                messages.append(message)
         return messages
 
 
@@ -86,13 +92,12 @@ class Record:
         self.is_elastic: bool = nodes["elastic"]
         counts = zip(self.nodes, nodes["slots"], strict=True)
         self.places = dict(enumerate(name for name, slots in counts for _ in range(slots)))
-        """By rank its node, as the topology has it."""
-        self._ranks = [
-            RankRecord(run / name, name, rank)
-            for rank, place in self.places.items()
-            # With fewer nodes than asked for, torchrun numbers them as they come.
-            for name in (self.nodes if self.is_elastic else [place])
-        ]
+        """By rank its node, as the topology has it.
+
+        torchrun gives the first names to hosts as they come, but all have the same number of slots
+        then (`lab.batch.script`): a rank is always on the node of one name.
+        """
+        self._ranks = [RankRecord(run / name, name, rank) for rank, name in self.places.items()]
         self.restart = -1
         """How often the job has begun again, as far as its ranks have told."""
         self.events: list[Message] = []
@@ -129,6 +134,24 @@ class Record:
         return {m["rank"] for m in self.events if m["type"] == "started"}
 
     @property
-    def silent(self) -> set[int]:
-        """Ranks that have begun and not told of their end, this time."""
-        return self.started - {m["rank"] for m in self.events if m["type"] == "exit"}
+    def silent(self) -> dict[int, str]:
+        """Ranks that have begun and not told of their end, this time, and their nodes."""
+        return running(self.events)
+
+
+def running(events: Iterable[Message]) -> dict[int, str]:
+    """Ranks that have begun and not told of their end, and their nodes.
+
+    torchrun may have ended all and begun again, with fewer ranks where it has lost some: what of
+    them is not in this world does not run, though nobody may have told.
+    """
+    found: dict[int, str] = {}
+    for message in events:
+        if message["type"] == "started":
+            found[message["rank"]] = message["node"]
+            if "world" in message:
+                size = message["world"]["ranks"]
+                found = {rank: node for rank, node in found.items() if rank < size}
+        elif message["type"] == "exit":
+            found.pop(message["rank"], None)
+    return found

@@ -21,7 +21,8 @@ From the agent, each with ``node``:
 =========  ================================================================================
 hello      ``pid``, ``host``, ``python``, ``port`` (to meet at, if asked for): ready to start
 started    ``rank``, ``pid``; where torchrun numbers the ranks also ``world``: ``master``
-           (address:port, another one for each world), ``nodes``, ``ranks``, ``restarts``
+           (address:port, another one for each world), ``nodes``, ``ranks``, ``restarts``; in a job
+           of Slurm always, ``master`` and ``ranks`` alone
 log        ``rank``, ``stream`` (out, err), ``data``: a chunk of output, not always whole lines;
            bytes that are no UTF-8 travel as surrogate escapes
 exception  ``rank``, ``kind``, ``message``, ``file``, ``line``, ``traceback``, ``chain``: the

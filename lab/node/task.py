@@ -119,6 +119,7 @@ class Task:
         self._env = env
         self._command = fill(command, env)
         self._rank = int(env["RANK"])
+        self._meets = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
         self._run = Path(env["LAB_RUN_DIR"])
         folder = self._run / node
         folder.mkdir(parents=True, exist_ok=True)
@@ -169,6 +170,7 @@ class Task:
             host=socket.gethostname(),
             python=platform.python_version(),
             restart=int(self._env.get("SLURM_RESTART_COUNT", 0)),
+            world={"master": self._meets, "ranks": int(self._env["WORLD_SIZE"])},
         )
         self._pipes.add(self._rank, dict(zip(STREAMS, reads, strict=True)))
         self._selector.register(wakeup, selectors.EVENT_READ, lambda: self._on_signals(wakeup, pid))
@@ -259,8 +261,7 @@ class Task:
         path = rank_answer(self._run, state["id"], self._rank)
         known = {} if self._lookout is None else self._lookout.to_json()
         tried = {name: probed[name] for name in ("port", "ptrace", "peers", "master")}
-        meets = f"{self._env['MASTER_ADDR']}:{self._env['MASTER_PORT']}"
-        told = {"at": time.time(), "node": self._node, "meets": meets}
+        told = {"at": time.time(), "node": self._node, "meets": self._meets}
         # A full disk is not the rank's affair; without the folder, nobody waits for it any more.
         with contextlib.suppress(OSError):
             write_whole(path, {**told, **known, **state, "tried": tried})

@@ -14,8 +14,9 @@ from lab.topology import parse_topology
 PAIR = parse_topology("{nodes: 2, on: slurm, slurm: {launcher: srun}}")
 
 
-def began(rank: int, at: float = 0.0) -> Message:
-    return {"at": at, "type": "started", "node": f"node{rank}", "rank": rank, "restart": 0}
+def began(rank: int, at: float = 0.0, world: int = 2) -> Message:
+    where = {"at": at, "type": "started", "node": f"node{rank}", "rank": rank, "restart": 0}
+    return {**where, "world": {"master": "node0:29500", "ranks": world}}
 
 
 def ended(rank: int, code: int = 0, at: float = 9.0, signal: int | None = None) -> Message:
@@ -145,13 +146,21 @@ def test_an_elastic_job_that_went_on_without_what_it_lost_ended_well() -> None:
         ended(1, 1, 3.0),
         ended(0, 143, 3.0, 15),
     )
-    last_world = (began(0, 4.0), ended(0, at=9.0))
+    last_world = (began(0, 4.0, world=1), ended(0, at=9.0))
     for lost in (first_world, BEGAN):  # a rank that failed; a node that went without a word
         verdict = judge(told(*lost, *last_world, state="COMPLETED", code=0, topology=elastic))
         assert (verdict.kind, verdict.exit_code) == ("ok", 0)
         assert verdict.summary == "1 rank ended well"
     verdict = judge(told(*first_world, topology=elastic))
     assert verdict.kind == "exception"
+
+
+def test_a_node_that_was_lost_after_torchrun_had_begun_anew() -> None:
+    before = *BEGAN, ended(0, 143, 3.0, 15), ended(1, 143, 3.0, 15)
+    again = began(0, 5.0), began(1, 5.0), ended(0, 143, 9.0, 15)
+    verdict = judge(told(*before, *again, state="NODE_FAIL", code=None))
+    assert verdict.first is not None
+    assert (verdict.kind, verdict.first.rank, verdict.ended) == ("node-lost", 1, (0,))
 
 
 def test_ranks_that_were_ended_since_they_waited_in_vain() -> None:

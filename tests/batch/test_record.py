@@ -23,9 +23,11 @@ class Files:
         with path.open("ab") as file:
             file.write(data)
 
-    def tell(self, rank: int, type: str, at: float, *, on: str = "", **more: Any) -> None:  # noqa: A002 - the field's name
-        node = on or f"node{rank}"
+    def tell(self, rank: int, type: str, at: float, *, world: int = 2, **more: Any) -> None:  # noqa: A002 - the field's name
+        node = f"node{rank}"
         message = {"at": at, "type": type, "node": node, "rank": rank, **more}
+        if type == "started":
+            message["world"] = {"master": "node0:29500", "ranks": world}
         self.write(f"{node}/rank{rank}.events.jsonl", json.dumps(message).encode() + b"\n")
 
     def read(self) -> None:
@@ -48,7 +50,7 @@ def test_events_in_the_order_of_their_happening(tmp_path: Path) -> None:
     files.tell(1, "started", 1.0, restart=0)
     files.read()
     assert files.events == [("started", 1), ("started", 0), ("exit", 0)]
-    assert (files.record.started, files.record.silent) == ({0, 1}, {1})
+    assert (files.record.started, files.record.silent) == ({0, 1}, {1: "node1"})
     files.read()
     assert len(files.events) == 3
 
@@ -79,8 +81,39 @@ def test_after_a_requeue_only_what_came_since_counts(tmp_path: Path) -> None:
     assert len(files.events) == 5, "all are handed on"
 
 
-def test_torchrun_may_put_a_rank_on_another_node(tmp_path: Path) -> None:
-    files = Files(tmp_path, "{nodes: 1-2, on: slurm}")
-    files.tell(0, "started", 1.0, on="node1", restart=0)
+def test_ranks_that_torchrun_has_started_anew_run(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    for at in (1.0, 10.0):
+        for rank in (0, 1):
+            files.tell(rank, "started", at, restart=0)
+        files.tell(1, "exit", at + 1)
+        files.tell(0, "exit", at + 2)
     files.read()
-    assert files.events == [("started", 0)]
+    assert files.record.silent == {}
+    for rank in (0, 1):
+        files.tell(rank, "started", 20.0, restart=0)
+    files.read()
+    assert files.record.silent == {0: "node0", 1: "node1"}
+
+
+def test_a_rank_that_goes_on_where_the_clock_is_behind_runs(tmp_path: Path) -> None:
+    files = Files(tmp_path, "{nodes: 1-2, on: slurm}")
+    files.tell(0, "started", 10.0, restart=0)
+    files.tell(0, "exit", 20.0)
+    files.tell(0, "started", 5.0, restart=0)  # of another host
+    files.read()
+    assert files.record.silent == {0: "node0"}
+
+
+def test_ranks_of_a_larger_world_before_do_not_run(tmp_path: Path) -> None:
+    files = Files(tmp_path, "{nodes: 2-3, on: slurm}")
+    for rank in range(3):
+        files.tell(rank, "started", 1.0, restart=0, world=3)
+    for rank in (0, 1):  # rank 2's host went without a word
+        files.tell(rank, "exit", 5.0)
+        files.tell(rank, "started", 9.0 + rank, restart=0, world=2)
+    files.read()
+    assert files.record.silent == {0: "node0", 1: "node1"}
+    files.tell(2, "started", 20.0, restart=0, world=3)  # another host has come
+    files.read()
+    assert files.record.silent == {0: "node0", 1: "node1", 2: "node2"}

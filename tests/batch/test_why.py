@@ -37,6 +37,7 @@ def write_events(run: RunDirectory, rank: int, *events: dict[str, Any]) -> None:
     folder = run.path / f"node{rank}"
     folder.mkdir(exist_ok=True)
     started = {"type": "started", "pid": 100 + rank, "host": f"host{rank}", "restart": 0}
+    started["world"] = {"master": "node0:29500", "ranks": 2}
     lines = [
         json.dumps({"at": float(at), "rank": rank, "node": f"node{rank}", **event})
         for at, event in enumerate((started, *events))

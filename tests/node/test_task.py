@@ -75,6 +75,7 @@ print("to stderr", file=sys.stderr)
     assert {**env, **expected, **PLACE} == env
     first, last = events(tmp_path)
     assert (first["type"], first["rank"], first["node"]) == ("started", 2, "b")
+    assert first["world"] == {"master": "127.0.0.1:29500", "ranks": 3}
     assert (last["type"], last["code"], last["signal"]) == ("exit", 0, None)
     assert first["at"] <= last["at"]
 
