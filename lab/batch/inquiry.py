@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from lab.batch.record import Record as Files
-from lab.diagnose.why import diagnose
 from lab.errors import LabError
 from lab.node.meeting import read, write_whole
 from lab.node.protocol import Message
 from lab.node.questions import ANSWER, RankQuestion
 from lab.node.task import NODES
-from lab.runs.evidence import SCHEMA, Record
+from lab.runs.evidence import Record, judged
 
 PATIENCE = 20.0
 """Seconds for the ranks' answers: they look once a second, on a file system that may lag, and
@@ -151,8 +150,7 @@ class Inquiry:
 
 def settled(run: Path, evidence: dict[str, Any]) -> dict[str, Any]:
     """Judged, and written down."""
-    finding = diagnose(evidence).to_json()
-    answer = {"schema": SCHEMA, "finding": finding, "evidence": evidence}
+    _, answer = judged(evidence)
     with contextlib.suppress(OSError):  # the disk is full: it is told otherwise, too
         write_whole(run / ANSWER, answer)
     return answer

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lab.diagnose.finding import Finding
+from lab.diagnose.why import diagnose
 from lab.node.protocol import Message
 
 SCHEMA = 1
@@ -192,3 +194,13 @@ class Record:
             "nodes": {name: known.to_json() for name, known in self.nodes.items()},
             "ranks": ranks,
         }
+
+
+def judged(evidence: dict[str, Any]) -> tuple[Finding, dict[str, Any]]:
+    """What the evidence shows, and what why.json says of it."""
+    try:
+        finding = diagnose(evidence)
+    except Exception as error:  # noqa: BLE001 - a fault of the judge must not end the run
+        what = f"the evidence could not be judged: {type(error).__name__}: {error}"
+        finding = Finding("unknown", "error", what)
+    return finding, {"schema": SCHEMA, "finding": finding.to_json(), "evidence": evidence}

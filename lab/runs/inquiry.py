@@ -11,11 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from lab.diagnose.finding import Finding
-from lab.diagnose.why import diagnose
 from lab.errors import LabError
 from lab.node.protocol import Message
 from lab.node.stall import StallWatch
-from lab.runs.evidence import SCHEMA, Record
+from lab.runs.evidence import Record, judged
 from lab.runs.last_lines import LastLines
 from lab.runs.listener import Listener
 from lab.runs.nodes import AgentLink
@@ -333,12 +332,7 @@ class Inquiry:
 
     def _judge(self, evidence: dict[str, Any]) -> Finding:
         """Say and write down what the evidence shows."""
-        try:
-            finding = diagnose(evidence)
-        except Exception as error:  # noqa: BLE001 - a fault of the judge must not end the run
-            what = f"the evidence could not be judged: {type(error).__name__}: {error}"
-            finding = Finding("unknown", "error", what)
-        answer = {"schema": SCHEMA, "finding": finding.to_json(), "evidence": evidence}
+        finding, answer = judged(evidence)
         self._desk.publish(answer)
         for number in self._questions:
             self._desk.answer(number, answer)

@@ -187,6 +187,21 @@ def test_the_last_words_of_ranks_that_raised_are_judged(run: RunDirectory) -> No
     assert evidence["ranks"]["1"]["ended"] == {"code": 1, "signal": None}
 
 
+def test_a_fault_of_the_judge_does_not_hide_how_the_job_ended(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> Finding:
+        raise KeyError("seqs")
+
+    monkeypatch.setattr("lab.runs.evidence.diagnose", broken)
+    topology = load_topology(str(run.path / "topology.yaml"))
+    finding = judge_failure(run, topology, [], Failure(1, "node1", "exit", 7))
+    assert finding.kind == "unknown"
+    assert finding.summary == "the evidence could not be judged: KeyError: 'seqs'"
+    written = json.loads((run.path / "why.json").read_text())["finding"]
+    assert Finding.from_json(written) == finding
+
+
 def test_what_the_others_did_when_one_had_failed_is_judged_too(run: RunDirectory) -> None:
     topology = load_topology(str(run.path / "topology.yaml"))
     failure = Failure(1, "node1", "exit", 7)
