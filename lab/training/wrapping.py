@@ -165,8 +165,8 @@ class Wrapped:
         """Of this rank's part, without a sign, a scalar: finite, unless a weight is not."""
         parts: list[Any] = [parameter.detach() for parameter in self.model.parameters()]
         parts = [part.to_local() if hasattr(part, "to_local") else part for part in parts]
-        largest = [torch.linalg.vector_norm(p, math.inf).float() for p in parts if p.numel()]
-        return torch.stack(largest).amax() if largest else torch.zeros(())  # NaN is above all
+        # Few kernels for all of them, as in clipping; NaN is above all.
+        return nn.utils.get_total_norm([part for part in parts if part.numel()], math.inf)
 
     @torch.no_grad()
     def align_buffers(self) -> None:

@@ -1,18 +1,23 @@
 """The Trainer's numbers: the same training whatever the ranks, the wrapper and the microbatches."""
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
+from lab.training.options import Options
 from lab.training.order import Order, Position
 from lab.training.recompute import recompute_in_backward
 from lab.training.seeding import seed_all
+from lab.training.world import World
+from lab.training.wrapping import Wrapped
 from tests.ranks import RankPool
 from tests.training.training_jobs import (
     SAMPLES,
@@ -238,3 +243,28 @@ def random_numbers(folder: Path, options: dict[str, Any]) -> list[float]:
     """What dropout would draw after a step."""
     train(folder, options)
     return torch.rand(3).tolist()
+
+
+class Norms(TorchDispatchMode):
+    """Counts the norms that are computed of one tensor each."""
+
+    single = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.single += "vector_norm" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf, -math.inf])
+def test_weights_are_looked_at_all_at_once(bad: float | None) -> None:
+    """On a GPU one kernel for each of many small weights would take as long as the step."""
+    world = World(0, 1, torch.device("cpu"), "none")
+    layers = [nn.Linear(2, 2) for _ in range(8)]
+    nn.init.constant_(layers[3].weight, -7.0)
+    if bad is not None:
+        nn.init.constant_(layers[5].bias, bad)
+    wrapped = Wrapped(nn.Sequential(*layers), torch.optim.SGD, Options(), world)
+    with Norms() as norms:  # type: ignore[no-untyped-call]  # torch has no annotations there
+        largest = float(wrapped.largest_weight())
+    assert norms.single <= 1
+    assert largest == 7.0 if bad is None else not math.isfinite(largest)
