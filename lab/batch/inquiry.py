@@ -77,9 +77,7 @@ class Inquiry:
                 if awaited
                 else f"the ranks of run {self.name} have ended meanwhile: lab show {self.name}"
             )
-        for rank, state in answers.items():
-            self._record.ranks[rank].state = state
-            self._record.ranks[rank].last_output = state.get("last_output")
+        for state in answers.values():
             self._record.on_node(state["node"], state["tried"])
             self._record.master = state["meets"]
         for name, node in self._record.nodes.items():
@@ -97,12 +95,11 @@ class Inquiry:
             answers, awaited = self._hear(question, awaited)
         finally:
             question.close()
+        for known in self._record.ranks.values():
+            known.state = None
         for rank, state in answers.items():
             known = self._record.ranks[rank]
-            known.pulses.clear()
-            for pulse in state.get("pulses", ()):  # what its own task has seen
-                known.beat(pulse, pulse["at"])
-            known.beat(state, asked)
+            known.take(state, asked)
             self._ports[known.node] = state["tried"]["port"] or SLURMD_PORT
         return answers, awaited
 

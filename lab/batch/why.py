@@ -58,11 +58,7 @@ def _read_answers(run: Path, asked: Message, record: Record) -> None:
     for rank, known in record.ranks.items():
         state = read(rank_answer(run, asked["number"], rank))
         if isinstance(state, dict) and known.ended is None:
-            known.state = state
-            known.last_output = state.get("last_output")
-            for pulse in state.get("pulses", ()):
-                known.beat(pulse, pulse["at"])
-            known.beat(state, asked["at"])
+            known.take(state, asked["at"])
 
 
 def why_stalled(events: Iterable[Message]) -> Finding | None:

@@ -19,10 +19,8 @@ from typing import Any
 
 from lab.node.protocol import Message
 from lab.node.questions import ANSWER, FOLDER
-from lab.node.stall import StallWatch
+from lab.node.stall import PULSES, StallWatch
 
-LOOKS = 8
-"""How many pulses are kept of those since there was progress."""
 RETRY = 2.0
 """Seconds between two attempts to be the one who has them asked: another may have ended."""
 
@@ -52,7 +50,7 @@ class Lookout:
         self._report = report
         self._watch = StallWatch(self._after, time.monotonic())
         self._asked_at: float | None = None
-        self._pulses: deque[dict[str, Any]] = deque(maxlen=LOOKS)
+        self._pulses: deque[dict[str, Any]] = deque(maxlen=PULSES)
         self._last_output: float | None = None
         self._waits = False
         self._has_claim = False

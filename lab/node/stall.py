@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+PULSES = 8
+"""How many are kept of each rank, of those since there was progress."""
 LEAST, MOST = 0.5, 2.0
 """Seconds between two pulses; in between a twelfth of the limit."""
 IDLE = 0.05

@@ -129,8 +129,8 @@ class Task:
         self._selector = selectors.DefaultSelector()
         self._pipes = Pipes(self._selector, self._report, str(Path.cwd()))
         self._probing = Probing(self._selector, self._report, str(Path.cwd()))
-        self._seen = {found["number"] for found in asked(self._run)}
-        """Questions of others, by number."""
+        self._seen = {found["number"]: 0.0 for found in asked(self._run)}
+        """Questions of others, and when they were seen: those of before are not answered."""
         self._look_at = 0.0  # for another question
         self._states: dict[int, dict[str, Any]] = {}
         """By question what is to be answered, once other nodes have been tried."""
@@ -218,7 +218,7 @@ class Task:
         for found in asked(self._run):
             if found["number"] in self._seen:
                 continue
-            self._seen.add(found["number"])
+            self._seen[found["number"]] = time.time()
             message = {"id": found["number"], "what": found.get("what", "state")}
             if self._rank in found.get("by", ()):
                 peers = found["peers"]
@@ -261,7 +261,7 @@ class Task:
         path = rank_answer(self._run, state["id"], self._rank)
         known = {} if self._lookout is None else self._lookout.to_json()
         tried = {name: probed[name] for name in ("port", "ptrace", "peers", "master")}
-        told = {"at": time.time(), "node": self._node, "meets": self._meets}
+        told = {"at": self._seen[state["id"]], "node": self._node, "meets": self._meets}
         # A full disk is not the rank's affair; without the folder, nobody waits for it any more.
         with contextlib.suppress(OSError):
             write_whole(path, {**told, **known, **state, "tried": tried})

@@ -9,11 +9,10 @@ from typing import Any
 from lab.diagnose.finding import Finding
 from lab.diagnose.why import diagnose
 from lab.node.protocol import Message
+from lab.node.stall import PULSES
 
 SCHEMA = 1
 """Of the evidence, and of why.json."""
-PULSES = 8
-"""How many are kept of each rank."""
 SAID = ("threads", "groups", "collectives", "unused", "env")
 """What the ranks' own answers have for the judge, each where it could be told."""
 RAISED = ("kind", "message", "file", "line", "chain")
@@ -48,6 +47,17 @@ class RankRecord:
                 "where": probe.get("where"),
             }
         )
+
+    def take(self, answer: Message, asked: float) -> None:
+        """Keep what its task has answered (a job of Slurm), by the clock of who asked."""
+        behind = asked - answer["at"]  # which is when the task saw the question
+        output = answer.get("last_output")
+        self.state = answer
+        self.last_output = None if output is None else output + behind
+        self.pulses.clear()
+        for pulse in answer.get("pulses", ()):  # what the task has seen by itself
+            self.beat(pulse, pulse["at"] + behind)
+        self.beat(answer, asked)
 
     def to_json(self, local_rank: int) -> dict[str, Any]:
         """Its part of the evidence."""

@@ -71,7 +71,8 @@ def answer(
 ) -> None:
     """As a rank's task does, when the questions come: for a pulse, then for all there is."""
     process = {"state": "S", "cpu_s": 1.0, "threads": 2, "busy": False}
-    state = {"rank": rank, "process": process, "source": "probe", "error": None}
+    # By a clock of its own.
+    state = {"at": 1001.0, "rank": rank, "process": process, "source": "probe", "error": None}
     place = {"node": f"node{rank}", "meets": "node0:29500", "tried": PEER}
     pulses = [{"at": 1.0, "process": process, "probe": {"seqs": {}, "where": "train.py:6"}}]
     told = {**state, **place, "probe": probe(7), "pulses": pulses, "last_output": 0.5}
@@ -118,6 +119,10 @@ def test_ranks_are_asked_through_the_run_directory(run: RunDirectory) -> None:
         "train.py:7",
     ]
     assert json.loads((run.path / "why.json").read_text()) == json.loads(json.dumps(told))
+    known = evidence["ranks"]["0"]
+    before, last = (pulse["time"] for pulse in known["pulses"])
+    assert (last - before, last - known["last_output"]) == (1000.0, 1000.5)
+    assert 0 <= evidence["time"] - last < 600, "by the clock of who asks"
 
 
 def test_who_asks_at_the_same_time_as_another_gets_its_answers_too(
@@ -207,7 +212,7 @@ def test_what_the_others_did_when_one_had_failed_is_judged_too(run: RunDirectory
     failure = Failure(1, "node1", "exit", 7)
     process = {"state": "S", "cpu_s": 1.0, "threads": 2, "busy": False}
     state = {"rank": 0, "process": process, "source": "probe", "error": None, "probe": probe(7)}
-    write_answer(run, 5, 0, {**state, "node": "node0", "last_output": 0.5})
+    write_answer(run, 5, 0, {**state, "at": 104.0, "node": "node0", "last_output": 100.5})
     events: list[dict[str, Any]] = [
         {"type": "started", "rank": 0, "node": "node0", "pid": 1},
         {"type": "started", "rank": 1, "node": "node1", "pid": 2},
@@ -219,7 +224,7 @@ def test_what_the_others_did_when_one_had_failed_is_judged_too(run: RunDirectory
     assert (finding.kind, finding.ranks) == ("failed", (1,))
     known = json.loads((run.path / "why.json").read_text())["evidence"]["ranks"]["0"]
     assert known["threads"][0]["frames"][0]["line"] == 7
-    assert known["pulses"][0]["time"] == 4.0
+    assert (known["pulses"][0]["time"], known["last_output"]) == (4.0, 0.5)
     assert known["ended"] is None, "that came later, and was srun"
 
 
