@@ -90,6 +90,24 @@ def test_shellcheck_finds_nothing(name: str) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("times", "code"),
+    [
+        ("PreemptEligibleTime=2026-02-03T10:00:00 PreemptTime=None", 1),
+        ("PreemptEligibleTime=2026-02-03T10:00:00 PreemptTime=2026-02-03T09:59:59", 1),
+        ("PreemptEligibleTime=2026-02-03T10:00:00 PreemptTime=2026-02-03T10:00:00", 0),
+        ("PreemptEligibleTime=2026-02-03T10:00:00 PreemptTime=2026-02-03T11:00:00", 0),
+    ],
+)
+def test_a_preemption_counts_for_the_beginning_that_it_ends(times: str, code: int) -> None:
+    (function,) = re.findall(r"^preempted\(\) {.*?^}$", rendered("gpu"), re.DOTALL | re.MULTILINE)
+    said = f"JobId=7\n   StartTime=2026-02-03T10:00:00 EndTime=Unknown Deadline=N/A\n   {times}\n"
+    script = f"set -euo pipefail\nscontrol() {{ echo '{said}'; }}\n{function}\nif preempted; then"
+    script += " exit 0; else exit 1; fi"
+    done = subprocess.run(["bash", "-c", script], env={"SLURM_JOB_ID": "7"}, check=False)
+    assert done.returncode == code
+
+
 def options(text: str) -> list[str]:
     return re.findall(r"^#SBATCH --(.*)$", text, flags=re.MULTILINE)
 
