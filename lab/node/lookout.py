@@ -22,7 +22,7 @@ from lab.node.questions import ANSWER, FOLDER
 from lab.node.stall import PULSES, StallWatch
 
 RETRY = 2.0
-"""Seconds between two attempts to be the one who has them asked: another may have ended."""
+"""Seconds until the second attempt to be the one who has them asked: another may have ended."""
 
 
 def beginning(env: Mapping[str, str]) -> str:
@@ -55,6 +55,7 @@ class Lookout:
         self._waits = False
         self._has_claim = False
         self._claim_at = 0.0
+        self._retry = RETRY
         self._program: subprocess.Popen[bytes] | None = None
         self._is_told = False
         self.wants_end = False
@@ -88,16 +89,21 @@ class Lookout:
         now = time.monotonic()
         if not self._waits or self._has_claim or now < self._claim_at:
             return
-        self._claim_at = now + RETRY
         try:
             self._claim.mkdir(parents=True)
         except OSError:  # another one does; or the disk is full
+            # Many may wait for hours, not all in step, and the file system serves everybody.
+            self._claim_at = now + self._retry * (0.5 + self._rank % 16 / 32)
+            self._retry = min(2 * self._retry, max(RETRY, self._after))
             return
         self._has_claim = True
         argv = [sys.executable, *self._judge, str(self._run), str(self._after)]
-        with contextlib.suppress(OSError):
+        try:
             self._program = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=2)
-            self._program.returncode = 0  # the task reaps its children itself; Popen must not try
+        except OSError:
+            self._begin_anew()
+            return
+        self._program.returncode = 0  # the task reaps its children itself; Popen must not try
 
     def on_ended(self, ended: Mapping[int, int]) -> None:
         """Children of the task have ended, by pid: perhaps the program, which has judged then."""
@@ -105,9 +111,8 @@ class Lookout:
             return
         code, self._program = ended[self._program.pid], None
         answer = self._answer() if code == 0 else None
-        if answer is None:  # it has failed, and said so: once more, if it lasts
-            self._watch.progress(time.monotonic())
-            self._go_on()
+        if answer is None:  # it has failed, and said so
+            self._begin_anew()
             return
         finding = answer["finding"]
         self._is_told = True
@@ -115,8 +120,7 @@ class Lookout:
             "why", rank=self._rank, because="stall", stalled_s=answer["stalled_s"], finding=finding
         )
         if finding["kind"] == "slow":
-            self._watch.progress(time.monotonic())  # and is asked for again if it lasts
-            self._go_on()
+            self._begin_anew()
         elif self._stops:
             self.wants_end = True
 
@@ -126,11 +130,17 @@ class Lookout:
             return {"finding": told["finding"], "stalled_s": told["evidence"]["stalled_s"]}
         return None
 
+    def _begin_anew(self) -> None:
+        """Have them asked once more, if it lasts."""
+        self._watch.progress(time.monotonic())
+        self._go_on()
+
     def _go_on(self) -> None:
         """There is progress."""
         while len(self._pulses) > 1:
             self._pulses.popleft()
         self._waits = False
+        self._claim_at, self._retry = 0.0, RETRY
         if self._is_told and not self.wants_end:
             self._is_told = False
             self._report("progress", rank=self._rank)

@@ -5,8 +5,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from lab.node.lookout import Lookout
 from lab.node.task import NODES
 from tests.node.test_task import NAMES, PLACE, events
 
@@ -18,10 +22,18 @@ with open(sys.argv[1] + "/why.json", "w") as file:
 """
 
 
-def run_task(folder: Path, script: str, *, kind: str = "busy-alone", stop: bool = False) -> int:
-    """Until the rank has ended; the exit code."""
+def run_task(
+    folder: Path,
+    script: str,
+    *,
+    kind: str = "busy-alone",
+    stop: bool = False,
+    claimed: bool = False,
+) -> int:
+    """Until the rank has ended; the exit code. `claimed`: by another rank's task."""
     run = folder / "runs/20260101-quad"
-    run.mkdir(parents=True)
+    claim = run / "why/stall-0-0"
+    (claim if claimed else run).mkdir(parents=True)
     stall = {"after": 1, "stop": stop, "judge": ["-c", JUDGE.format(kind=kind)]}
     (run / NODES).write_text(json.dumps({**NAMES, "stall": stall}))
     (folder / "script.py").write_text(script)
@@ -34,7 +46,7 @@ def run_task(folder: Path, script: str, *, kind: str = "busy-alone", stop: bool 
         timeout=120,
         check=False,
     )
-    assert list(run.glob("why/stall*")) == ([run / "why/stall-0-0"] if stop else [])
+    assert list(run.glob("why/stall*")) == ([claim] if stop or claimed else [])
     return done.returncode
 
 
@@ -84,17 +96,69 @@ def test_one_that_is_only_slow_is_not(tmp_path: Path) -> None:
 
 
 def test_only_one_has_the_ranks_asked(tmp_path: Path) -> None:
-    (tmp_path / "runs/20260101-quad/why/stall-0-0").mkdir(parents=True)
-    run = tmp_path / "runs/20260101-quad"
-    stall = {"after": 0.5, "stop": True, "judge": ["-c", JUDGE.format(kind="paused")]}
-    (run / NODES).write_text(json.dumps({**NAMES, "stall": stall}))
-    (tmp_path / "script.py").write_text("import time\ntime.sleep(4)")
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "lab.node.task", "script.py"],
-        cwd=tmp_path,
-        env={**os.environ, **PLACE, "LAB_RUN_DIR": str(run)},
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0
+    assert run_task(tmp_path, "import time\ntime.sleep(4)", stop=True, claimed=True) == 0
     assert told(tmp_path) == []
+
+
+class Played:
+    """A lookout whose rank waits, on a clock that is set."""
+
+    AFTER = 60.0
+
+    def __init__(self, run: Path, patch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.tries = 0  # to be the one who has them asked
+        self.claim = run / "why/stall-0-0"
+        self.starts: list[object] = []
+        self.fails = False
+        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
+        patch.setattr("lab.node.lookout.time", clock)
+        patch.setattr("lab.node.lookout.subprocess", SimpleNamespace(Popen=self.popen, DEVNULL=0))
+        mkdir = Path.mkdir
+
+        def count(path: Path, *given: Any, **more: Any) -> None:
+            self.tries += path == self.claim
+            mkdir(path, *given, **more)
+
+        patch.setattr(Path, "mkdir", count)
+        wanted = {"after": self.AFTER, "stop": False, "judge": []}
+        self.lookout = Lookout(run, {"RANK": "3"}, wanted, lambda *_, **__: None)
+
+    def popen(self, *given: object, **_: object) -> SimpleNamespace:
+        self.starts.append(given)
+        if self.fails:
+            raise BlockingIOError
+        return SimpleNamespace(pid=0)
+
+    def wait(self, seconds: float) -> None:
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            if self.lookout.is_due():
+                process = {"cpu_s": 1.0, "busy": False}
+                self.lookout.on_pulse({"process": process, "probe": {"seqs": {}, "pending": 1}})
+            self.lookout.step()
+
+
+def test_who_waits_for_hours_tries_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(tmp_path, monkeypatch)
+    played.claim.mkdir(parents=True)
+    played.wait(3600)
+    assert 3600 / Played.AFTER <= played.tries <= 2 * 3600 / Played.AFTER + 10
+    assert played.starts == []
+    played.claim.rmdir()  # who had it has ended
+    played.wait(Played.AFTER)
+    assert len(played.starts) == 1
+
+
+def test_who_cannot_start_the_judge_leaves_it_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(tmp_path, monkeypatch)
+    played.fails = True
+    played.wait(2 * Played.AFTER - 10)
+    assert len(played.starts) == 1
+    assert not played.claim.exists()
+    played.wait(Played.AFTER)
+    assert len(played.starts) == 2, "and tries again, if it lasts"
