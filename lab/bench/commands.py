@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lab.children import child
 from lab.errors import LabError
 
 
@@ -30,17 +31,12 @@ def measured(way: Way) -> tuple[float, float]:
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.monotonic()
-    done = subprocess.run(
-        way.argv,
-        input=way.stdin,
-        env={**os.environ, **way.env},
-        cwd=way.cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise LabError(f"{way.name} failed: {done.stderr.strip() or done.stdout.strip()}")
+    pipe = subprocess.PIPE
+    env = {**os.environ, **way.env}
+    with child(way.argv, env=env, cwd=way.cwd, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        said, error = process.communicate(way.stdin)
+    if process.returncode != 0:
+        raise LabError(f"{way.name} failed: {error.strip() or said.strip()}")
     taken = time.monotonic() - began
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return taken, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -15,6 +15,7 @@ from lab.bench import startup
 from lab.bench.compare import compared
 from lab.bench.startup import ENDED
 from lab.channel import Progress
+from lab.children import child
 from lab.errors import LabError, UsageError
 from lab.topology import Topology, dump_topology
 from lab.topology.slurm import Launcher
@@ -22,8 +23,6 @@ from lab.topology.slurm import Launcher
 SCRIPT = "first_all_reduce.py"
 LOOK_EVERY = 1.0
 """Seconds between two looks whether a job is over, which its time does not depend on."""
-ENDS_WITHIN = 60.0
-"""Seconds for a `lab run` to cancel its job and end."""
 BY_HAND = """\
 #!/bin/bash
 #SBATCH --nodes={nodes} --ntasks-per-node={tasks} {partition}
@@ -84,13 +83,8 @@ def _lab_run(topology: Topology, folder: Path) -> float:
     began = time.time()
     argv = [sys.executable, "-P", "-m", "lab", "run", "-q", "-t", "bench.yaml", SCRIPT]
     pipe = subprocess.PIPE
-    with subprocess.Popen(argv, cwd=folder, stdout=pipe, stderr=pipe, text=True) as process:
-        try:
-            _, error = process.communicate()
-        except BaseException:  # Ctrl-C: it cancels its job, for which it needs a moment
-            process.terminate()
-            process.communicate(timeout=ENDS_WITHIN)
-            raise
+    with child(argv, cwd=folder, stdout=pipe, stderr=pipe) as process:
+        _, error = process.communicate()
     (run,) = (folder / "runs").glob("[!.]*")
     said = "".join(path.read_text() for path in run.glob("*/*.out"))
     shutil.rmtree(run)

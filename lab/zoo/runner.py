@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.channel import Progress
+from lab.children import child
 from lab.errors import LabError
 from lab.runs.files import write_atomically
 from lab.topology import Place, load_topology
@@ -158,51 +159,38 @@ class Zoo:
         Raises:
             LabError: it failed.
         """
-        process = subprocess.Popen(
-            [*LAB, *words],
-            cwd=self._folder,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        with child([*LAB, *words], cwd=self._folder, **quiet) as process:
             _, said = process.communicate()
-        except BaseException:
-            process.terminate()  # `subprocess.run` would kill it, and it tidies up
-            process.wait()
-            raise
         if process.returncode:
             raise LabError(said.strip())
 
     def _run(self, words: Sequence[str], hear: Callable[[str], None] | None = None) -> Outcome:
         """`hear` gets what ranks write, as it comes."""
         run, verdict = None, {}
+        limit = TIMEOUT if self.on != "slurm" else ()
         with tempfile.TemporaryFile("w+") as err:
-            process = subprocess.Popen(
-                [*LAB, "run", *OPTIONS, *(TIMEOUT if self.on != "slurm" else ()), *words],
+            with child(
+                [*LAB, "run", *OPTIONS, *limit, *words],
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=err,
-                text=True,
-                start_new_session=True,  # Ctrl-C is ours: see _interrupt
-            )
-            assert process.stdout is not None
-            self._running.add(process)
-            try:
-                for line in process.stdout:
-                    event = json.loads(line)
-                    if event["type"] == "run":
-                        run = event["id"]
-                    elif event["type"] == "verdict":
-                        verdict = event
-                    elif event["type"] == "log" and hear is not None:
-                        hear(event["data"])
-            finally:
-                if sys.exc_info()[0] is not None:
-                    process.terminate()
-                process.wait()
-                self._running.discard(process)
+            ) as process:
+                assert process.stdout is not None
+                self._running.add(process)
+                try:
+                    for line in process.stdout:
+                        event = json.loads(line)
+                        if event["type"] == "run":
+                            run = event["id"]
+                        elif event["type"] == "verdict":
+                            verdict = event
+                        elif event["type"] == "log" and hear is not None:
+                            hear(event["data"])
+                    process.wait()
+                finally:
+                    self._running.discard(process)
             err.seek(0)
             return Outcome(run, verdict, said="" if verdict else err.read().strip())
 
