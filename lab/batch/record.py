@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab.node.places import places
 from lab.node.protocol import Message
 from lab.node.task import EVENTS
 
@@ -90,13 +91,7 @@ class Record:
         """`nodes`: see `nodes_of`."""
         self.nodes: list[str] = nodes["names"]
         self.is_elastic: bool = nodes["elastic"]
-        counts = zip(self.nodes, nodes["slots"], strict=True)
-        self.places = dict(enumerate(name for name, slots in counts for _ in range(slots)))
-        """By rank its node, as the topology has it.
-
-        torchrun gives the first names to hosts as they come, but all have the same number of slots
-        then (`lab.batch.script`): a rank is always on the node of one name.
-        """
+        self.places = places(nodes)
         self._ranks = [RankRecord(run / name, name, rank) for rank, name in self.places.items()]
         self.restart = -1
         """How often the job has begun again, as far as its ranks have told."""

@@ -11,6 +11,7 @@ from lab.batch.record import Record as Files
 from lab.batch.record import nodes_of
 from lab.diagnose.finding import Finding
 from lab.node.meeting import read
+from lab.node.places import places
 from lab.node.protocol import Message
 from lab.node.questions import rank_answer
 from lab.runs.directory import RunDirectory, explained
@@ -37,10 +38,8 @@ def judge_failure(
     run: RunDirectory, topology: Topology, events: Iterable[Message], failure: Failure
 ) -> Finding:
     """Why a job has failed, by the last words of its ranks; written down, too."""
-    record = Record(
-        {rank.rank: rank.node.name for rank in topology.ranks()},
-        [node.name for node in topology.nodes],
-    )
+    nodes = nodes_of(topology)
+    record = Record(places(nodes), nodes["names"])
     has_failed = False
     for message in events:
         if message["type"] == "asked":

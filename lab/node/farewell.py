@@ -8,7 +8,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from lab.node.questions import FOLDER, RankQuestion
 from lab.node.victims import VICTIM_PATIENCE
@@ -23,7 +23,7 @@ TAIL = 1 << 16
 def hear_others(
     run: Path,
     rank: int,
-    nodes: Mapping[str, Any],
+    places: Mapping[int, str],
     beginning: str,
     report: Callable[..., None],
     *,
@@ -34,7 +34,7 @@ def hear_others(
     Args:
         run: the run directory.
         rank: whose end this is.
-        nodes: what `lab.node.task.NODES` holds.
+        places: by rank its node, of all ranks.
         beginning: tells this beginning of the ranks from those before.
         report: for the event `asked`, with the question's `number`.
         is_victim: whether it looks as if another one had failed before, who may say so only later.
@@ -51,29 +51,29 @@ def hear_others(
     with contextlib.suppress(OSError):  # a full disk is not the rank's affair
         question = RankQuestion(run, "state")
         report("asked", rank=rank, number=question.number)
-        names = [
-            name for name, n in zip(nodes["names"], nodes["slots"], strict=True) for _ in range(n)
-        ]
-        others = {n: name for n, name in enumerate(names) if n != rank}
+        others = {n: name for n, name in places.items() if n != rank}
         ended: set[int] = set()
         heard: set[int] = set()
         while time.monotonic() < give_up:
-            ended |= {
-                n for n, name in others.items() if n not in ended and _has_ended(run, n, name)
-            }
-            heard |= {n for n in others.keys() - heard if question.answer(n) is not None}
-            if (ended or not is_victim) and others.keys() <= ended | heard:
+            # Who has not begun has nothing to say, and is nobody's cause.
+            last = {n: _last_word(run, n, others[n]) for n in others.keys() - ended}
+            ended |= {n for n, word in last.items() if word == "exit"}
+            running = {n for n, word in last.items() if word == "started"}
+            heard |= {n for n in running - heard if question.answer(n) is not None}
+            if (ended or not is_victim) and running <= heard:
                 break
             question.keep()
             time.sleep(POLL)
         done.touch()
 
 
-def _has_ended(run: Path, rank: int, node: str) -> bool:
+def _last_word(run: Path, rank: int, node: str) -> Literal["started", "exit"] | None:
+    """Which of both its events have last; None: it has not begun."""
     try:
         with (run / node / f"rank{rank}.events.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL))
             text = file.read()
-    except OSError:  # it has not begun
-        return True
-    return text.rfind(b'"type":"exit"') > text.rfind(b'"type":"started"')
+    except OSError:
+        return None
+    # Without either in its tail, it has told a lot since it has begun.
+    return "exit" if text.rfind(b'"type":"exit"') > text.rfind(b'"type":"started"') else "started"

@@ -29,12 +29,13 @@ from pathlib import Path
 from typing import Any
 
 from lab.node import memory, processes
-from lab.node.environment import launch_environment, rank_environment
+from lab.node.environment import launch_environment
 from lab.node.farewell import hear_others
 from lab.node.lookout import Lookout, beginning
 from lab.node.meeting import read, write_whole
 from lab.node.pipes import STREAMS, Pipes
 from lab.node.placeholders import fill
+from lab.node.places import PlaceError, place_of, places
 from lab.node.probing import Probing
 from lab.node.protocol import encode
 from lab.node.questions import asked, rank_answer
@@ -58,50 +59,6 @@ OWN = 0
 """The number of questions that are the task's own: those of others are times."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What ends the rank, too. SIGUSR2, the warning, reaches each process of the job by itself."""
-
-
-class PlaceError(Exception):
-    """This process is not where the topology has it."""
-
-
-def place_of(env: Mapping[str, str], nodes: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
-    """The node that a rank is on, and all variables of its contract.
-
-    Args:
-        env: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK or torchrun's GROUP_RANK,
-            MASTER_ADDR and MASTER_PORT, as torchrun or the job script have set them.
-        nodes: what `NODES` holds.
-
-    Raises:
-        PlaceError: the topology has another rank there.
-    """
-    rank, local_rank = int(env["RANK"]), int(env["LOCAL_RANK"])
-    node_rank = int(env.get("GROUP_RANK") or env["NODE_RANK"])
-    nnodes = int(env.get("GROUP_WORLD_SIZE") or env["NNODES"])
-    name = nodes["names"][node_rank]
-    expected = sum(nodes["slots"][:node_rank]) + local_rank
-    if rank != expected and not nodes["elastic"]:
-        raise PlaceError(
-            f"rank {rank} is local rank {local_rank} of {name}, where the topology has rank "
-            f"{expected}: Slurm has placed the tasks in another order (--distribution=block)"
-        )
-    run_dir = env["LAB_RUN_DIR"]
-    contract = rank_environment(
-        rank=rank,
-        local_rank=local_rank,
-        world_size=int(env["WORLD_SIZE"]),
-        local_world_size=int(env["LOCAL_WORLD_SIZE"]),
-        node_rank=node_rank,
-        nnodes=nnodes,
-        node=name,
-        topology=nodes["topology"],
-        master_addr=env["MASTER_ADDR"],
-        master_port=int(env["MASTER_PORT"]),
-        run_id=Path(run_dir).name,
-        run_dir=run_dir,
-    )
-    # Where torchrun has started the rank, what it says of the store and of restarts stays.
-    return name, {**contract, **{name: env[name] for name in contract if name in env}}
 
 
 class Task:
@@ -137,7 +94,8 @@ class Task:
         self._lookout: Lookout | None = None
         if nodes.get("stall") is not None:
             self._lookout = Lookout(self._run, env, nodes["stall"], self._report)
-        self._nodes = nodes
+        size = int(env["WORLD_SIZE"])
+        self._places = {rank: name for rank, name in places(nodes).items() if rank < size}
         self._is_ended = False  # by others, or for others
         self._is_victim = False
         self._kill_at: float | None = None
@@ -194,7 +152,7 @@ class Task:
             hear_others(
                 self._run,
                 self._rank,
-                self._nodes,
+                self._places,
                 beginning(self._env),
                 self._report,
                 is_victim=self._is_victim,

@@ -4,7 +4,6 @@ import json
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from lab.node.farewell import hear_others
 from lab.node.meeting import write_whole
 from lab.node.questions import question, rank_answer
 
-NODES: dict[str, Any] = {"names": ["a", "b"], "slots": [2, 1]}
+PLACES = {0: "a", 1: "a", 2: "b"}
 
 
 class Job:
@@ -38,7 +37,7 @@ class Job:
             assert rank == 0
             self.told.append((kind, number))
 
-        asks = (self.run, 0, NODES, "0-0", report)
+        asks = (self.run, 0, PLACES, "0-0", report)
         thread = threading.Thread(target=hear_others, args=asks, kwargs={"is_victim": is_victim})
         thread.start()
         while not self.told:
@@ -81,11 +80,22 @@ def test_a_victim_waits_for_whoever_has_failed_before(job: Job) -> None:
     assert not thread.is_alive()
 
 
+def test_who_has_not_begun_is_neither_waited_for_nor_the_cause(job: Job) -> None:
+    (job.run / "b/rank2.events.jsonl").unlink()
+    thread = job.wait(is_victim=True)
+    job.answer(1)
+    thread.join(0.5)
+    assert thread.is_alive(), "rank 1 has not ended"
+    job.event(1, "a", "exit")
+    thread.join(30)
+    assert not thread.is_alive()
+
+
 def test_only_one_asks_and_the_others_wait_for_what_it_hears(job: Job) -> None:
     thread = job.wait()
     second = threading.Thread(
         target=hear_others,
-        args=(job.run, 1, NODES, "0-0", job.told.append),
+        args=(job.run, 1, PLACES, "0-0", job.told.append),
         kwargs={"is_victim": False},
     )
     second.start()

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from lab.node.places import PlaceError, place_of
 from lab.node.processes import started
 from lab.node.questions import RankQuestion, rank_answer
-from lab.node.task import NODES, PlaceError, place_of
+from lab.node.task import NODES
 
 NAMES: dict[str, Any] = {
     "topology": "quad",
