@@ -92,6 +92,8 @@ RankOption = Annotated[
 ]
 
 
+STALL, ON_STALL = "60s", "report"
+"""Their defaults: those of `lab.runs.stall`, which a start does not import."""
 StallOption = Annotated[
     str,
     typer.Option(

@@ -19,6 +19,8 @@ from lab.cli.console import (
 from lab.cli.detach import start_detached
 from lab.cli.durations import seconds
 from lab.cli.options import (
+    ON_STALL,
+    STALL,
     BackendOption,
     JsonOption,
     NodesOption,
@@ -155,8 +157,8 @@ def run(
             show_default=False,
         ),
     ] = None,
-    stall: StallOption = "60s",
-    on_stall: OnStallOption = "report",
+    stall: StallOption = STALL,
+    on_stall: OnStallOption = ON_STALL,
     collect: Annotated[
         list[str] | None,
         typer.Option(

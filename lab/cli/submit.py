@@ -10,6 +10,8 @@ import typer
 
 from lab.cli.console import print_verdict
 from lab.cli.options import (
+    ON_STALL,
+    STALL,
     BackendOption,
     JsonOption,
     NodesOption,
@@ -52,8 +54,8 @@ def submit(
     audit: Annotated[
         bool, typer.Option("--audit", help="Look for what is silently wrong with the training.")
     ] = False,
-    stall: StallOption = "60s",
-    on_stall: OnStallOption = "report",
+    stall: StallOption = STALL,
+    on_stall: OnStallOption = ON_STALL,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the job.")] = False,
     test_only: Annotated[
         bool, typer.Option("--test-only", help="Ask sbatch when it would begin; submit nothing.")

@@ -1,7 +1,12 @@
 """Mistakes on the command line: one line with the cure, and exit code 2."""
 
+import inspect
+
 import pytest
 
+from lab.api import run
+from lab.cli.options import ON_STALL, STALL, stall_of
+from lab.runs.stall import Stall
 from tests.conftest import Lab
 
 
@@ -61,3 +66,9 @@ def test_hosts_of_slurm_are_reached_by_jobs_alone(lab: Lab, line: str) -> None:
     (told,) = done.stderr.splitlines()
     assert told.startswith("lab: error: on: slurm: only jobs reach its hosts")
     assert "lab down -t slurm-lab" in told
+
+
+def test_stalls_are_looked_for_alike_wherever_a_run_is_started() -> None:
+    said = inspect.signature(run).parameters
+    assert stall_of(STALL, ON_STALL) == Stall()
+    assert Stall.of(said["stall"].default, said["on_stall"].default) == Stall()
