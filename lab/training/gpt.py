@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,7 @@ class GptOptions(Options):
     clip: float | None = 1.0
     report_every: int = 50
     evaluate_every: int = 100
-    save_every: int = 200
+    SAVE_EVERY: ClassVar[int] = 200
 
     context: int = 64
     """Bytes that the model sees at once."""

@@ -15,7 +15,7 @@ import argparse
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from lab.errors import UsageError
 from lab.training.arguments import ArgumentParser, count, positive_float, positive_int
@@ -72,8 +72,9 @@ class Options:
     """Lines of the table; 0: only the last."""
     evaluate_every: int = 1
     """At most as often as the table has lines; 0: only at the end."""
-    save_every: int = 10
-    """Checkpoints; 0: none at all."""
+    SAVE_EVERY: ClassVar[int] = 10
+    save_every: int | None = None
+    """Checkpoints; 0: none at all. None: at `SAVE_EVERY`, where nodes share a folder."""
     keep: int = 3
     """How many of the newest checkpoints stay."""
     asynchronous: bool = False
@@ -102,7 +103,7 @@ class Options:
         Raises:
             UsageError: a number is too small, or there would be nothing to go back to.
         """
-        if self.on_nan == "rollback" and not self.save_every:
+        if self.on_nan == "rollback" and self.save_every == 0:
             raise UsageError("--on-nan rollback needs checkpoints: leave --save-every 0 out")
         for name in ("epochs", "steps", "batch_size", "accumulate", "global_batch", "keep"):
             value = getattr(self, name)
@@ -114,10 +115,17 @@ class Options:
                 raise UsageError(f"{name} is {value}, and must be above 0")
 
     @property
+    def saves_every(self) -> int:
+        """`save_every` with its default: by epochs it is 1 where the job's own counts steps."""
+        if self.save_every is not None:
+            return self.save_every
+        return 1 if self.steps is None and type(self).steps is not None else self.SAVE_EVERY
+
+    @property
     def needs_checkpoints(self) -> bool:
-        """Whether someone counts on them: more is said about them than by the defaults."""
-        said = self.save_every not in (0, type(self).save_every)
-        return said or bool(self.checkpoints or self.resume or self.on_nan == "rollback")
+        """Whether someone counts on them, and has said so."""
+        asked = self.save_every or self.checkpoints or self.resume
+        return bool(asked or self.on_nan == "rollback")
 
 
 def training_arguments(program: str, description: str, defaults: Options) -> ArgumentParser:
@@ -167,7 +175,8 @@ def training_arguments(program: str, description: str, defaults: Options) -> Arg
     output = partial(add, parser.add_argument_group("output"))
     output("--report-every", "epochs or steps; 0: only at the end", type=count)
     output("--evaluate-every", "epochs or steps; 0: only at the end", type=count)
-    output("--save-every", "epochs or steps between checkpoints; 0: none at all", type=count)
+    saves = f"epochs or steps between checkpoints; 0: none at all ({defaults.saves_every})"
+    output("--save-every", saves, type=count)
     output("--keep", "how many checkpoints stay", type=positive_int)
     output("--asynchronous", "save while training goes on", action="store_true")
     output("--checkpoints", "their folder", type=Path)
@@ -187,7 +196,7 @@ def training_arguments(program: str, description: str, defaults: Options) -> Arg
 
 
 class _Epochs(argparse.Action):
-    """The length in epochs; where the defaults count steps, lines and checkpoints as well."""
+    """The length in epochs; where the defaults count steps, the lines as well."""
 
     def __call__(
         self,
@@ -198,7 +207,7 @@ class _Epochs(argparse.Action):
     ) -> None:
         namespace.epochs, namespace.steps = values, None
         if self.const:
-            for name in ("report_every", "evaluate_every", "save_every"):
+            for name in ("report_every", "evaluate_every"):  # and see `saves_every`
                 if name not in namespace:  # what is said counts, before or behind
                     setattr(namespace, name, 1)
 

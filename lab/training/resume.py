@@ -37,7 +37,7 @@ def claim(
 
     Args:
         checkpoints: of this training.
-        options: save_every and so on.
+        options: how often it saves, and so on.
         world: the ranks.
         again: see `started_before`.
 
@@ -48,7 +48,7 @@ def claim(
     Raises:
         LabError: another training saves there, or a rank cannot write there.
     """
-    if options.save_every:
+    if options.saves_every:
         try:
             checkpoints.claim(patience=PATIENCE if any(again) else 0.0)
         except NotSharedError as error:
@@ -80,7 +80,7 @@ def source(
     for_all = checkpoints.ranks().of_first
     # Who was started before may have failed before it came here: what is there is another's then.
     begun = any(again) and for_all(lambda: _is_own(checkpoints.folder, again))
-    if options.save_every:
+    if options.saves_every:
         if not (options.resume or begun) and (moved := checkpoints.set_aside()) is not None:
             _say(world, f"the checkpoints of an earlier training are in {moved} now")
         for_all(lambda: _sign(checkpoints.folder))

@@ -124,7 +124,7 @@ class Trainer:
         options = self.options = claim(self.checkpoints, self.options, self.world, again)
         progress, reporter = self.progress, self.reporter
         # A scheduler warns one rank or all, at any time: they stop at the same step.
-        self.stop = Stop(most=CHECK_EVERY, heed_warnings=options.save_every > 0)
+        self.stop = Stop(most=CHECK_EVERY, heed_warnings=options.saves_every > 0)
         with self.stop, self.checkpoints, reporter:
             # Our own checkpoints, or those of the run before; None: begin at the beginning.
             self.source = source(self.checkpoints, options, self.world, again)
@@ -147,7 +147,7 @@ class Trainer:
                     # them: that is only done where someone wants to know, and before each save.
                     last = progress.step == self.steps
                     report = last or self.is_due(options.report_every)
-                    save = options.save_every > 0 and (last or self.is_due(options.save_every))
+                    save = options.saves_every > 0 and (last or self.is_due(options.saves_every))
                     if not (report or save or len(self.window) >= self.stop.look_after):
                         continue
                     if (fault := self.exchange()) is not None:
@@ -155,7 +155,7 @@ class Trainer:
                         report = last = progress.step == self.steps  # all else was left out
                     if report:
                         self.report(last=last)
-                    if save or (self.stop.agreed and options.save_every):
+                    if save or (self.stop.agreed and options.saves_every):
                         self.save()
                     self.started = time.perf_counter()
                 self.checkpoints.finish()

@@ -10,7 +10,7 @@ from lab.training.options import Options
 from tests.ranks import RankPool
 from tests.training.training_jobs import Result, train
 
-DEFAULT = {"parallel": "ddp", "steps": 12, "save_every": Options.save_every}
+DEFAULT = {"parallel": "ddp", "steps": 12, "save_every": None}
 
 
 def train_apart(folder: Path, options: dict[str, Any]) -> Result:
@@ -38,7 +38,7 @@ def test_by_default_they_train_without_checkpoints_and_say_so(
 @pytest.mark.parametrize(
     "asked",
     [
-        {"save_every": 5},
+        {"save_every": Options.SAVE_EVERY},
         {"resume": "auto"},
         {"on_nan": "rollback"},
         {"checkpoints": Path("checkpoints")},

@@ -78,8 +78,9 @@ def test_in_epochs_it_speaks_and_saves_by_epochs(words: str, every: tuple[int, i
     """Its defaults count steps: 200 of them would be 200 epochs."""
     given = vars(training_arguments("gpt", "", GptOptions()).parse_args(words.split()))
     options = GptOptions(**given)
-    assert (options.report_every, options.save_every) == every
+    assert (options.report_every, options.saves_every) == every
     assert options.steps == (None if "--epochs" in words else 400)
+    assert options.needs_checkpoints == ("--save-every" in words)
 
 
 def test_the_model_learns_a_text_and_writes_it() -> None:
