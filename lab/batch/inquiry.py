@@ -18,8 +18,9 @@ from lab.errors import LabError
 from lab.node.meeting import read, write_whole
 from lab.node.protocol import Message
 from lab.node.questions import ANSWER, RankQuestion
+from lab.node.stall import has_moved
 from lab.node.task import NODES
-from lab.runs.evidence import Record, judged
+from lab.runs.evidence import RankRecord, Record, judged
 
 PATIENCE = 20.0
 """Seconds for the ranks' answers: they look once a second, on a file system that may lag, and
@@ -62,7 +63,8 @@ class Inquiry:
             still = min((one.get("still_s", 0.0) for one in answers.values()), default=limit)
             if still >= limit - POLL:
                 evidence = self._evidence("stall", still)
-                if not self._have_moved():  # while they were asked
+                # What moved while it was asked is no stall.
+                if not any(map(_has_moved, self._record.ranks.values())):
                     return settled(self._run, evidence)
             time.sleep(max(LEAST, limit - still))
 
@@ -123,11 +125,6 @@ class Inquiry:
         # torchrun may have begun anew meanwhile, with fewer.
         return {n: state for n, state in answers.items() if n in self._record.ranks}, awaited
 
-    def _have_moved(self) -> bool:
-        """Whether a rank has begun a collective between the last two questions."""
-        last = [[one["seqs"] for one in known.pulses][-2:] for known in self._record.ranks.values()]
-        return any(len(seqs) == 2 and seqs[0] and seqs[1] and seqs[0] != seqs[1] for seqs in last)
-
     def _living(self) -> set[int]:
         self._files.read(None, self._record.on_message)
         if self._files.is_elastic:  # some nodes may not have been there
@@ -143,6 +140,15 @@ class Inquiry:
             by[node] = rank
         peers = {name: [host, self._ports.get(name, SLURMD_PORT)] for name, host in hosts.items()}
         return {"peers": peers, "master": not self._record.has_met, "by": list(by.values())}
+
+
+def _has_moved(rank: RankRecord) -> bool:
+    """Whether it has made progress since its task last looked."""
+    state = rank.state
+    if state is None or state["source"] != "probe" or not state.get("pulses"):
+        return False
+    before = state["pulses"][-1]["probe"]
+    return before is not None and has_moved(before, state["probe"])
 
 
 def settled(run: Path, evidence: dict[str, Any]) -> dict[str, Any]:

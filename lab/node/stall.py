@@ -25,10 +25,8 @@ class _Seen:
     """One rank, since it was first seen where it is."""
 
     at: float
-    seqs: Mapping[str, int]
-    line: str | None
+    probe: Mapping[str, Any]
     cpu_s: float | None
-    joins: bool
     looks: int = 0
     busy: int = 0
     """At how many of them it wanted the processor."""
@@ -41,6 +39,12 @@ class _Seen:
         if self.cpu_s is None or cpu_s is None:
             return True  # it has ended, or the system does not tell
         return 2 * self.busy <= self.looks and cpu_s - self.cpu_s < IDLE * (now - self.at)
+
+
+def has_moved(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether a rank has made progress between two answers of its probe, but for its output."""
+    joined = after.get("joins", False) and not before.get("joins", False)
+    return joined or after.get("seqs", {}) != before.get("seqs", {})
 
 
 class StallWatch:
@@ -121,18 +125,16 @@ class StallWatch:
     def _feed(
         self, rank: int, process: Mapping[str, Any], probe: Mapping[str, Any], now: float
     ) -> bool:
-        new = _Seen(
-            now, probe.get("seqs", {}), probe.get("at"), process["cpu_s"], probe.get("joins", False)
-        )
+        new = _Seen(now, probe, process["cpu_s"])
         seen = self._seen.setdefault(rank, new)
         if seen is new:
             return False
         if not probe:  # it could not answer this time, which is no news of it
-            new.seqs, new.line, new.joins = seen.seqs, seen.line, seen.joins
+            new.probe = seen.probe
         seen.looks += 1
         seen.busy += bool(process["busy"])
-        moved = new.seqs != seen.seqs or (new.joins and not seen.joins)
-        stays = probe.get("pending", 0) > 0 and new.line == seen.line
+        moved = has_moved(seen.probe, new.probe)
+        stays = probe.get("pending", 0) > 0 and new.probe.get("at") == seen.probe.get("at")
         if not moved and (stays or seen.is_idle(new.cpu_s, now)):
             self._waits_since[rank] = seen.at
         else:

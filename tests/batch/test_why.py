@@ -5,13 +5,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.batch import inquiry
-from lab.batch.record import nodes_of
+from lab.batch.record import Record, nodes_of
 from lab.batch.why import ask_ranks, judge_failure, why_stalled
 from lab.diagnose.finding import Finding
 from lab.errors import LabError
@@ -68,8 +69,12 @@ def answer(
     *,
     askers: int = 1,
     look_every: float = 0.01,
+    moves: Mapping[str, Any] | None = None,
 ) -> None:
-    """As a rank's task does, when the questions come: for a pulse, then for all there is."""
+    """As a rank's task does, when the questions come: for a pulse, then for all there is.
+
+    `moves`: what its probe has, until it is asked for the last time.
+    """
     process = {"state": "S", "cpu_s": 1.0, "threads": 2, "busy": False}
     # By a clock of its own.
     state = {"at": 1001.0, "rank": rank, "process": process, "source": "probe", "error": None}
@@ -87,8 +92,10 @@ def answer(
                 write_answer(run, what["number"], rank, beat)
             else:
                 assert what["master"], "no rank has been seen in a process group"
-                write_answer(run, what["number"], rank, told)
                 askers -= 1
+                moved = moves if askers and moves is not None else {}
+                now = {**told, "probe": {**probe(7), **moved}}
+                write_answer(run, what["number"], rank, now)
         time.sleep(look_every)
 
 
@@ -251,6 +258,27 @@ runpy.run_module({inquiry.__name__!r}, run_name="__main__")
     assert done.returncode == 0, done.stderr
     evidence = json.loads((run.path / "why.json").read_text())["evidence"]
     assert (evidence["because"], evidence["stalled_s"]) == ("stall", 20.0)
+
+
+@pytest.mark.parametrize("moves", [{"joins": True}, {"seqs": {"0": 3}}])
+def test_what_moves_while_it_is_asked_is_no_stall(
+    run: RunDirectory, moves: Mapping[str, Any]
+) -> None:
+    for rank in range(2):
+        write_events(run, rank)
+    more = {"askers": 2, "moves": moves}
+    ranks = [
+        threading.Thread(target=answer, args=(run, n, 30.0), kwargs=more, daemon=True)
+        for n in range(2)
+    ]
+    for thread in ranks:
+        thread.start()
+    nodes = nodes_of(load_topology(str(run.path / "topology.yaml")))
+    told = inquiry.Inquiry(run.path, Record(run.path, nodes)).wait_for_stall(20.0)
+    assert told["evidence"]["because"] == "stall"
+    for thread in ranks:
+        thread.join(30)
+        assert not thread.is_alive(), "they were to be asked once more"
 
 
 def test_a_stall_counts_until_the_ranks_go_on() -> None:
