@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+from lab import interrupts
 from lab.batch.run import slurm_of
 from lab.bench import startup
 from lab.bench.compare import compared
@@ -108,12 +109,15 @@ def _by_hand(topology: Topology, folder: Path) -> float:
     )
     cluster = slurm_of(topology, folder)
     began = time.time()
-    job = cluster.submit(folder / "by-hand.sbatch", output, {})
+    job = None
     try:
+        with interrupts.deferred():  # a job whose number is not known cannot be cancelled
+            job = cluster.submit(folder / "by-hand.sbatch", output, {})
         while cluster.states([job])[job].active:
             time.sleep(LOOK_EVERY)
     except BaseException:
-        cluster.cancel(job)
+        if job is not None:
+            cluster.cancel(job)
         raise
     return _last(output.read_text() if output.exists() else "", topology) - began
 
