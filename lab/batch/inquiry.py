@@ -27,7 +27,7 @@ PATIENCE = 20.0
 stacks that have to be read from outside take some more (`lab.node.probing`)."""
 POLL = 0.1
 LEAST = 1.0
-"""Seconds between two questions whether there has been progress."""
+"""Seconds between two questions whether there has been progress, and two looks for their end."""
 SLURMD_PORT = 6818
 """Where each host listens, unless its administrator has said otherwise: the port that is tried of a
 host whose ranks have not told theirs. One that refuses is there, too."""
@@ -110,18 +110,19 @@ class Inquiry:
     ) -> tuple[dict[int, Message], set[int]]:
         """The answers, until all have come or it takes too long; who was waited for at the end."""
         answers: dict[int, Message] = {}
-        give_up = time.monotonic() + PATIENCE
+        look_at = time.monotonic()  # for ranks that have ended meanwhile
+        give_up = look_at + PATIENCE
         is_over = False
-        while awaited - answers.keys() and not is_over:
+        while not awaited <= answers.keys() and not is_over:
             time.sleep(POLL)
             # To look at all files once may take long, too: so they are, once more, when time is up.
-            is_over = time.monotonic() >= give_up
+            now = time.monotonic()
+            is_over = now >= give_up
             question.keep()
-            for rank in awaited - answers.keys():
-                state = question.answer(rank)
-                if state is not None:
-                    answers[rank] = state
-            awaited = awaited & self._living()  # nobody waits for who has ended meanwhile
+            answers |= question.answers(awaited - answers.keys())
+            if is_over or now >= look_at:
+                look_at = now + LEAST
+                awaited = awaited & self._living()
         # torchrun may have begun anew meanwhile, with fewer.
         return {n: state for n, state in answers.items() if n in self._record.ranks}, awaited
 

@@ -55,12 +55,14 @@ def hear_others(
         ended: set[int] = set()
         heard: set[int] = set()
         while time.monotonic() < give_up:
+            heard |= question.answers(others.keys() - heard).keys()
+            silent = others.keys() - heard
             # Who has not begun has nothing to say, and is nobody's cause.
-            last = {n: _last_word(run, n, others[n]) for n in others.keys() - ended}
+            asked = (others.keys() if is_victim else silent) - ended
+            last = {n: _last_word(run, n, others[n]) for n in asked}
             ended |= {n for n, word in last.items() if word == "exit"}
             running = {n for n, word in last.items() if word == "started"}
-            heard |= {n for n in running - heard if question.answer(n) is not None}
-            if (ended or not is_victim) and running <= heard:
+            if (ended or not is_victim) and not silent & running:
                 break
             question.keep()
             time.sleep(POLL)

@@ -30,9 +30,10 @@ def test_one_that_was_overwritten_is_put_again(tmp_path: Path) -> None:
 def test_neither_questions_nor_answers_pile_up(tmp_path: Path) -> None:
     for _ in range(2 * KEPT):
         one = RankQuestion(tmp_path, "pulse")
-        assert one.answer(3) is None
+        assert one.answers({2, 3}) == {}
         write_whole(rank_answer(tmp_path, one.number, 3), {"rank": 3})
-        assert one.answer(3) == {"rank": 3}
+        assert one.answers({2, 3}) == {3: {"rank": 3}}
+        assert one.answers({2}) == {}
         one.close()
     assert len(asked(tmp_path)) == KEPT
     assert [path.name for path in (tmp_path / FOLDER).iterdir()] == [ASK]

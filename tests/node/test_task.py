@@ -100,13 +100,14 @@ def test_a_question_in_the_run_directory_is_answered_there(tmp_path: Path) -> No
         assert wait_for_word(process) == "here"
         late, pulse, question = (RankQuestion(run, what) for what in ("state", "pulse", "state"))
         late.close()  # its answers are read no more
-        while (state := question.answer(2)) is None or (beat := pulse.answer(2)) is None:
+        while not (question.answers({2}) and pulse.answers({2})):
             assert process.poll() is None
             time.sleep(0.1)
+        state, beat = question.answers({2})[2], pulse.answers({2})[2]
         assert (state["rank"], state["node"], state["source"]) == (2, "b", "probe")
         assert state["probe"]["threads"][0]["frames"][0]["line"] == 3
         assert "threads" not in beat["probe"]
-        assert before.answer(2) is None
+        assert before.answers({2}) == {}
         assert not rank_answer(run, late.number, 2).parent.exists()
         assert [event["type"] for event in events(tmp_path)] == ["started"]
     finally:
