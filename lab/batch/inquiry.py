@@ -77,7 +77,8 @@ class Inquiry:
                 f"no rank of run {self.name} answers in {PATIENCE:g} s: its hosts may be paused or "
                 "cut off from the run directory; lab ps says where the job is"
                 if awaited
-                else f"the ranks of run {self.name} have ended meanwhile: lab show {self.name}"
+                else f"the ranks of run {self.name} have ended or begun anew meanwhile: "
+                f"lab show {self.name}"
             )
         for state in answers.values():
             self._record.on_node(state["node"], state["tried"])
@@ -109,6 +110,7 @@ class Inquiry:
         self, question: RankQuestion, awaited: set[int]
     ) -> tuple[dict[int, Message], set[int]]:
         """The answers, until all have come or it takes too long; who was waited for at the end."""
+        asked = dict(self._record.ranks)
         answers: dict[int, Message] = {}
         look_at = time.monotonic()  # for ranks that have ended meanwhile
         give_up = look_at + PATIENCE
@@ -122,9 +124,12 @@ class Inquiry:
             answers |= question.answers(awaited - answers.keys())
             if is_over or now >= look_at:
                 look_at = now + LEAST
-                awaited = awaited & self._living()
-        # torchrun may have begun anew meanwhile, with fewer.
-        return {n: state for n, state in answers.items() if n in self._record.ranks}, awaited
+                living = self._living()
+                # Who has begun anew meanwhile (torchrun) was not asked.
+                same = {n for n, known in self._record.ranks.items() if known is asked.get(n)}
+                awaited = awaited & living & same
+                answers = {n: state for n, state in answers.items() if n in same}
+        return answers, awaited
 
     def _living(self) -> set[int]:
         self._files.read(None, self._record.on_message)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +70,11 @@ def answer(
     askers: int = 1,
     look_every: float = 0.01,
     moves: Mapping[str, Any] | None = None,
+    seen: Collection[int] = (),
 ) -> None:
     """As a rank's task does, when the questions come: for a pulse, then for all there is.
 
-    `moves`: what its probe has, until it is asked for the last time.
+    `moves`: what its probe has, until it is asked for the last time; `seen`: questions of before.
     """
     process = {"state": "S", "cpu_s": 1.0, "threads": 2, "busy": False}
     # By a clock of its own.
@@ -81,7 +82,7 @@ def answer(
     place = {"node": f"node{rank}", "meets": "node0:29500", "tried": PEER}
     pulses = [{"at": 1.0, "process": process, "probe": {"seqs": {}, "where": "train.py:6"}}]
     told = {**state, **place, "probe": probe(7), "pulses": pulses, "last_output": 0.5}
-    seen: set[int] = set()
+    seen = set(seen)
     while askers:
         for what in asked(run.path):
             if what["number"] in seen:
@@ -181,6 +182,29 @@ def test_a_rank_that_ended_is_not_waited_for_and_its_node_is_not_silent(run: Run
     evidence = ask_ranks(run)["evidence"]
     rank.join()
     assert [node["answered"] for node in evidence["nodes"].values()] == [True, True]
+
+
+def test_a_rank_that_begins_anew_is_not_waited_for(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lab.batch.inquiry.PATIENCE", 600.0)
+    for rank in range(2):
+        write_events(run, rank)
+    told: list[dict[str, Any]] = []
+    asks = threading.Thread(target=lambda: told.append(ask_ranks(run)), daemon=True)
+    asks.start()
+    while not asked(run.path):
+        time.sleep(0.01)
+    again = {"type": "started", "pid": 201, "host": "host1", "restart": 0}
+    write_events(run, 1, {"type": "exit", "code": 143, "signal": 15}, again)
+    before = {one["number"] for one in asked(run.path)}
+    for rank, seen in enumerate((set(), before)):
+        more = {"seen": seen}
+        threading.Thread(target=answer, args=(run, rank), kwargs=more, daemon=True).start()
+    asks.join(30)
+    assert told, "it was asked before it had begun"
+    nodes = told[0]["evidence"]["nodes"].values()
+    assert [node["answered"] for node in nodes] == [True, True]
 
 
 def test_the_last_words_of_ranks_that_raised_are_judged(run: RunDirectory) -> None:
