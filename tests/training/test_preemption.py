@@ -1,7 +1,12 @@
 """A warned training saves at a step on which all ranks agree, and goes on bit by bit."""
 
+import json
 import os
 import signal
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -119,3 +124,48 @@ def test_ranks_look_as_often_as_the_warning_needs(monkeypatch: pytest.MonkeyPatc
     assert look_after(600.0) == 50  # nobody warns
     monkeypatch.setenv(REQUEUE, "file")
     assert [look_after(seconds) for seconds in (0.01, 20.0, 200.0)] == [50, 5, 1]
+
+
+SLOWLY = """
+import os, runpy, time
+from torch.optim.optimizer import register_optimizer_step_post_hook
+if os.environ["WORLD_SIZE"] == "1":  # until there are two nodes
+    register_optimizer_step_post_hook(lambda *_: time.sleep(0.3))
+runpy.run_module("lab.training.wine", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_node_that_joins_under_torchrun_costs_no_step_and_no_requeue(tmp_path: Path) -> None:
+    (tmp_path / "slowly.py").write_text(SLOWLY)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    argv = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--max-restarts=0"]
+    argv += ["--rdzv-backend=c10d", "--rdzv-id=17.0", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    argv += ["--rdzv-conf=last_call_timeout=1", "slowly.py", "--steps", "200", "--checkpoints"]
+    argv += ["saved", "--save-every", "200", "--evaluate-every", "0", "--events", "events.jsonl"]
+    argv += ["--batch-size", "16", "--global-batch", "32"]
+    env = {
+        **os.environ,
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # as in the job script
+        "OMP_NUM_THREADS": "1",
+        REQUEUE: str(tmp_path / "requeue"),
+    }
+    nodes = []
+    try:
+        nodes.append(subprocess.Popen(argv, cwd=tmp_path, env=env))
+        while not (tmp_path / "events.jsonl").exists():
+            assert nodes[0].poll() is None
+            time.sleep(0.1)
+        nodes.append(subprocess.Popen(argv, cwd=tmp_path, env=env))
+        assert [node.wait() for node in nodes] == [0, 0]
+    finally:
+        for node in nodes:
+            node.terminate()
+            node.wait()
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["world_size"] for event in events if event["event"] == "start"] == [1, 2]
+    steps = [event["step"] for event in events if event["event"] == "report"]
+    assert steps == list(range(1, 201)), "none is missing, none repeated"
+    assert not (tmp_path / "requeue").exists()
