@@ -208,8 +208,9 @@ def test_the_first_failure_wins(lab: Patient, launcher: str) -> None:
 
 
 ONE_SLEEPS = """
-import os, time
+import os, signal, sys, time
 import torch.distributed as dist
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 dist.init_process_group("gloo")
 dist.barrier()
 if dist.get_rank() == 1:
@@ -229,7 +230,7 @@ def test_a_stall_is_judged_though_nobody_waits_for_the_job(lab: Patient, launche
     assert (told["kind"], told["exit_code"]) == ("stalled", 75)
     why = told["why"]
     assert (why["kind"], why["ranks"], why["nodes"]) == ("busy-alone", [1], ["node1"])
-    assert (why["file"], why["line"]) == ("script.py", 7)
+    assert (why["file"], why["line"]) == ("script.py", 8)
     assert why["innocent"][0]["ranks"] == [0]
 
 
@@ -243,7 +244,8 @@ def test_a_job_that_hangs_is_asked_why(lab: Patient) -> None:
         return finding or {"kind": None}
 
     wait_until(lambda: asked()["kind"] == "busy-alone")  # ranks wait for others in the beginning
-    assert (asked()["ranks"], asked()["line"]) == ([1], 7)
+    assert (asked()["ranks"], asked()["line"]) == ([1], 8)
+    assert [path.name for path in (run / "why").iterdir()] == ["ask.json"]
     evidence = json.loads(read(run / "why.json"))["evidence"]
     peers = {name: node["peers"] for name, node in evidence["nodes"].items()}
     assert peers == {"node0": {"node1": "ok"}, "node1": {"node0": "ok"}}
