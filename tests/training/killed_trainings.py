@@ -78,7 +78,7 @@ def rank_work(rank: int, folder: Path, given: dict[str, Any], killer: Callable[[
 
 def run(folder: Path, given: dict[str, Any], killer: Callable[[], Any], victim: int) -> list[int]:
     """Both ranks' wait statuses."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name in ("meeting", "events.jsonl"):
         (folder / name).unlink(missing_ok=True)
     given = {**given, "victim": victim}
