@@ -14,6 +14,8 @@ from lab.errors import LabError
 from lab.transport.ssh_connection import SshConnection
 
 CHUNK = 1 << 16
+GONE = (OSError, EOFError, SSHException)
+"""What paramiko raises, one or the other, where a channel or its connection has ended."""
 UNKNOWN = 255
 """What ssh itself ends with where it cannot say how the command did."""
 
@@ -84,22 +86,22 @@ class SshChannel:
                 self._channel.get_pty()
             self._wakeup = self._channel.fileno()  # before anything can have come
             self._channel.exec_command(command)
-        except (OSError, SSHException, EOFError) as error:
+        except GONE as error:
             raise LabError(f"{connection.place} starts no command: {error}") from error
 
     def send(self, data: bytes) -> None:
         """See `Channel`."""
-        with self._send_lock, contextlib.suppress(OSError):  # it has closed it, or has gone
+        with self._send_lock, contextlib.suppress(*GONE):  # it has closed it, or has gone
             self._channel.sendall(data)
 
     def close_stdin(self) -> None:
         """See `Channel`."""
-        with self._send_lock, contextlib.suppress(OSError, EOFError):
+        with self._send_lock, contextlib.suppress(*GONE):
             self._channel.shutdown_write()
 
     def resize(self, rows: int, columns: int) -> None:
         """See `Channel`."""
-        with contextlib.suppress(SSHException, OSError):
+        with contextlib.suppress(*GONE):
             self._channel.resize_pty(columns, rows)
 
     def output(self) -> Iterator[tuple[StreamName, bytes]]:
@@ -156,5 +158,5 @@ class SshChannel:
     def close(self) -> None:
         """See `Channel`."""
         self.close_stdin()
-        with contextlib.suppress(OSError, EOFError, SSHException):
+        with contextlib.suppress(*GONE):
             self._channel.close()

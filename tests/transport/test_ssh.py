@@ -270,6 +270,21 @@ def test_a_connection_that_is_lost_says_so_and_is_made_again(place: SshPlace) ->
     assert hosts.start(node, ["true"]).finish()[0] == 0
 
 
+def test_what_is_sent_while_the_connection_breaks_is_lost_in_silence(place: SshPlace) -> None:
+    """Paramiko raises EOFError then, which the reader of the streams explains."""
+    hosts = transport(place)
+    channel = hosts.start(hosts.topology.nodes[0], ["cat"])
+    under = channel._connection.client.get_transport()
+    assert under is not None
+    under.packetizer.close()  # as its thread does at the other side's end
+    channel.send(b"nobody reads this")
+    channel.resize(20, 80)
+    channel.close_stdin()
+    with pytest.raises(ConnectionLostError):
+        list(channel.output())
+    channel.close()
+
+
 def test_stdin_ends_where_the_connection_does(place: SshPlace) -> None:
     """By this an agent ends its ranks."""
     hosts = transport(place)
