@@ -7,15 +7,12 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from paramiko import Channel as ParamikoChannel
-from paramiko import SSHException
 
 from lab.channel import StreamName
 from lab.errors import LabError
-from lab.transport.ssh_connection import SshConnection
+from lab.transport.ssh_connection import GONE, SshConnection
 
 CHUNK = 1 << 16
-GONE = (OSError, EOFError, SSHException)
-"""What paramiko raises, one or the other, where a channel or its connection has ended."""
 UNKNOWN = 255
 """What ssh itself ends with where it cannot say how the command did."""
 

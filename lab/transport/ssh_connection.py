@@ -27,6 +27,8 @@ TIMEOUT = 10
 """Seconds for a host to answer, unless ~/.ssh/config says (ConnectTimeout)."""
 NO_GREETING = ("Error reading SSH protocol banner", "No existing session")
 """How paramiko says that; the second where the greeting was given up a moment before."""
+GONE = (OSError, EOFError, SSHException)
+"""What paramiko raises, one or the other, where there is no connection or it has ended."""
 KEEP_ALIVE = 15
 """Seconds without a word after which to say one, so that nobody on the way forgets us."""
 SILENCE = 60
@@ -139,7 +141,7 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
                     raise
                 self._expect([error.key])  # one of several that are known of it
                 super().open()
-        except (OSError, SSHException, EOFError) as error:
+        except GONE as error:
             self.client.close()
             raise LabError(self.explain(error)) from error
         transport = self.client.get_transport()
@@ -168,7 +170,7 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
             known = list(self.known_hosts().keys(self.known_name))
             others = [(p, k) for p, k in known if k.get_name() == error.key.get_name()]
             return HostKey(error.key, next((p for p, k in known if k == error.key), None), others)
-        except (OSError, SSHException, EOFError) as error:
+        except GONE as error:
             raise LabError(self.explain(error)) from error
         finally:
             self.client.close()
