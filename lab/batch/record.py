@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.node.places import places
+from lab.node.places import events_of, places
 from lab.node.protocol import Message
-from lab.node.task import EVENTS
 
 if TYPE_CHECKING:
     from lab.topology import Topology
@@ -50,15 +49,16 @@ class Tail:
 class RankRecord:
     """The files of one rank."""
 
-    def __init__(self, folder: Path, node: str, rank: int) -> None:
+    def __init__(self, run: Path, node: str, rank: int) -> None:
         self.node = node
         self.rank = rank
+        folder = run / node
         self._logs = {stream: Tail(folder / f"rank{rank}.{stream}") for stream in ("out", "err")}
         self._decoders = {
             stream: codecs.getincrementaldecoder("utf-8")("surrogateescape")
             for stream in self._logs
         }
-        self._events = Tail(folder / f"rank{rank}.{EVENTS}")
+        self._events = Tail(events_of(run, node, rank))
         self._partial = b""
         self._at = 0.0  # of the last event
 
@@ -92,7 +92,7 @@ class Record:
         self.nodes: list[str] = nodes["names"]
         self.is_elastic: bool = nodes["elastic"]
         self.places = places(nodes)
-        self._ranks = [RankRecord(run / name, name, rank) for rank, name in self.places.items()]
+        self._ranks = [RankRecord(run, name, rank) for rank, name in self.places.items()]
         self.restart = -1
         """How often the job has begun again, as far as its ranks have told."""
         self.events: list[Message] = []

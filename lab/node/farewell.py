@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
+from lab.node.places import events_of
 from lab.node.questions import FOLDER, RankQuestion
 from lab.node.victims import VICTIM_PATIENCE
 
@@ -72,7 +73,7 @@ def hear_others(
 def _last_word(run: Path, rank: int, node: str) -> Literal["started", "exit"] | None:
     """Which of both its events have last; None: it has not begun."""
     try:
-        with (run / node / f"rank{rank}.events.jsonl").open("rb") as file:
+        with events_of(run, node, rank).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL))
             text = file.read()
     except OSError:

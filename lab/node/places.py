@@ -1,4 +1,4 @@
-"""Which rank of a job is on which node, where a scheduler has started them."""
+"""Which rank of a job is on which node, where a scheduler has started them, and what is where."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +15,11 @@ def places(nodes: Mapping[str, Any]) -> dict[int, str]:
     """
     slots = zip(nodes["names"], nodes["slots"], strict=True)
     return dict(enumerate(name for name, count in slots for _ in range(count)))
+
+
+def events_of(run: Path, node: str, rank: int) -> Path:
+    """The file in which a rank's task says what happens to it (`lab.node.task`)."""
+    return run / node / f"rank{rank}.events.jsonl"
 
 
 class PlaceError(Exception):

@@ -35,7 +35,7 @@ from lab.node.lookout import Lookout, beginning
 from lab.node.meeting import read, write_whole
 from lab.node.pipes import STREAMS, Pipes
 from lab.node.placeholders import fill
-from lab.node.places import PlaceError, place_of, places
+from lab.node.places import PlaceError, events_of, place_of, places
 from lab.node.probing import Probing
 from lab.node.protocol import encode
 from lab.node.questions import asked, rank_answer
@@ -47,7 +47,6 @@ NODES = "nodes.json"
 
 Where ranks that wait are to be noticed also `stall`: `after` (seconds), `stop` (whether they are
 ended then) and `judge` (what Python runs then; the run directory and `after` come behind it)."""
-EVENTS = "events.jsonl"
 SHARE = "the folder that a job is submitted from must be on a file system that all hosts share"
 LOOK_EVERY = 1.0
 """Seconds between two looks for a question; the file system serves everybody."""
@@ -82,7 +81,7 @@ class Task:
         folder.mkdir(parents=True, exist_ok=True)
         files = {name: folder / f"rank{self._rank}.{name}" for name in ("out", "err")}
         self._logs = {name: path.open("ab", buffering=0) for name, path in files.items()}
-        self._events = (folder / f"rank{self._rank}.{EVENTS}").open("ab", buffering=0)
+        self._events = events_of(self._run, node, self._rank).open("ab", buffering=0)
         self._selector = selectors.DefaultSelector()
         self._pipes = Pipes(self._selector, self._report, str(Path.cwd()))
         self._probing = Probing(self._selector, self._report, str(Path.cwd()))
