@@ -65,7 +65,9 @@ def local_cases() -> list[object]:
     return params
 
 
-def pen(place: Place, factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Pen:
+def pen(
+    place: Place, factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Pen]:
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
     chosen = [
         value
@@ -74,27 +76,24 @@ def pen(place: Place, factory: pytest.TempPathFactory, request: pytest.FixtureRe
         for value in item.callspec.params.values()
         if isinstance(value, Case)
     ]
-    return Pen(Zoo(factory.mktemp(f"zoo-{place}"), place, NODES), chosen)
+    opened = Pen(Zoo(factory.mktemp(f"zoo-{place}"), place, NODES), chosen)
+    with opened.zoo:
+        yield opened
+        opened.close()
 
 
 @pytest.fixture(scope="module")
 def local(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Pen]:
-    opened = pen("local", tmp_path_factory, request)
-    with opened.zoo:
-        yield opened
-        opened.close()
+    yield from pen("local", tmp_path_factory, request)
 
 
 @pytest.fixture(scope="module")
 def docker(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Pen]:
-    opened = pen("docker", tmp_path_factory, request)
-    with opened.zoo:
-        yield opened
-        opened.close()
+    yield from pen("docker", tmp_path_factory, request)
 
 
 @pytest.mark.parametrize("case", local_cases())
