@@ -30,7 +30,7 @@ def bench_fan_out(sizes: Sequence[int], runs: int, progress: Progress) -> list[d
         while len(servers) * PORTS < max(sizes):
             own = folder / str(len(servers))
             own.mkdir()
-            servers.append(Sshd(own, PORTS).start())
+            servers.append(Sshd(own, PORTS, own_homes=True).start())
             ending.callback(servers[-1].stop)
         write_client(folder, servers)
         for size in sizes:

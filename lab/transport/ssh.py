@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import lab.transport.light_fabric  # noqa: F401 - before paramiko, which imports invoke as well
 from lab.channel import Progress
 from lab.deploy.layout import Layout, Release
 from lab.deploy.program import start_line

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fabric import Config
 from paramiko.ssh_exception import ConfigParseError
 
 from lab.errors import UsageError
 from lab.topology import SshOptions
+from lab.transport.light_fabric import Config
 from lab.transport.ssh_auth import SshAuth
 from lab.transport.ssh_config import SYSTEM_CONFIG, SshConfig
 
