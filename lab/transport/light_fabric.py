@@ -1,7 +1,7 @@
 """Fabric's classes, without what they are imported with for the tests of Fabric's own users.
 
-Under Fabric and paramiko, invoke imports unittest.mock for its MockContext, and that imports asyncio
-and ssl: a tenth of the time in which `lab exec --all` begins, where `ssh` has begun already.
+Under both Fabric and paramiko, invoke imports unittest.mock for its MockContext, and that imports
+asyncio and ssl: a tenth of the time that `lab exec` takes to begin, where `ssh` has begun already.
 """
 
 import sys

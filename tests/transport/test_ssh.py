@@ -60,6 +60,14 @@ def test_many_commands_share_one_connection(place: SshPlace) -> None:
     assert log.count("Accepted publickey") == 1
 
 
+def test_small_messages_are_not_held_back(place: SshPlace) -> None:
+    """Else each login takes 80 ms more, in which one end waits for an acknowledgement."""
+    hosts = transport(place)
+    reach(hosts)
+    sock = hosts.hosts.connection(hosts.topology.nodes[0]).client.get_transport().sock
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
 def test_a_wrong_port_names_user_host_and_port(place: SshPlace) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
