@@ -31,7 +31,7 @@ WidthOption = Annotated[
     typer.Option("--width", min=1, help="Of the MLP's layers. Default 512: 4.7 M parameters."),
 ]
 BatchOption = Annotated[
-    int | None, typer.Option("--batch", min=1, help="Samples per rank and step. Default 128.")
+    int | None, typer.Option("--batch", min=1, help="Samples per rank and step. Default 256.")
 ]
 
 

@@ -36,8 +36,8 @@ def test_without_an_opinion_a_model_gets_16_buckets() -> None:
     def of(mebibytes: float) -> list[nn.Parameter]:
         return [nn.Parameter(torch.empty(int(mebibytes * MEBIBYTE) // 4, device="meta"))]
 
-    assert default_cap_mb(of(64)) == 4
-    assert default_cap_mb(of(0.5)) == 1, "not smaller"
+    assert default_cap_mb(of(160)) == 10
+    assert default_cap_mb(of(8)) == 4, "not smaller"
     assert default_cap_mb(of(1000)) == 25, "not larger"
 
 

@@ -38,7 +38,7 @@ class Bench:
     runs: int = 15
     width: int = 512
     """Of the MLP's hidden layers; see `models.py`."""
-    batch: int = 128
+    batch: int = 256
     """Samples per rank and step."""
     max_bytes: int = 16 * 1024 * 1024
     """The largest message of the collectives."""
