@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lab.batch.record import Record as Files
+from lab.batch.files import JobFiles
 from lab.errors import LabError
 from lab.node.meeting import read, write_whole
 from lab.node.protocol import Message
@@ -33,10 +33,10 @@ SLURMD_PORT = 6818
 host whose ranks have not told theirs. One that refuses is there, too."""
 
 
-class Inquiry:
+class JobInquiry:
     """Of one job."""
 
-    def __init__(self, run: Path, files: Files) -> None:
+    def __init__(self, run: Path, files: JobFiles) -> None:
         """`files`: what its ranks have written so far."""
         self._run = run
         self._files = files
@@ -169,7 +169,7 @@ def main() -> int:
     """In the job: see above."""
     run, limit = Path(sys.argv[1]), float(sys.argv[2])
     try:
-        inquiry = Inquiry(run, Files(run, read(run / NODES)))
+        inquiry = JobInquiry(run, JobFiles(run, read(run / NODES)))
         inquiry.wait_for_stall(limit)
     except (LabError, OSError) as error:
         print(f"lab: the ranks wait, and it is not known for whom: {error}", file=sys.stderr)

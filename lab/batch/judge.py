@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from signal import Signals
 
+from lab.batch.files import running
 from lab.batch.job_state import JobState
-from lab.batch.record import running
 from lab.batch.why import ENDING, why_stalled
 from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_STALLED, EXIT_TIMEOUT
 from lab.node.protocol import Message

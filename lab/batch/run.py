@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from lab import interrupts
 from lab.batch.code import link_code, remove_unused
+from lab.batch.files import JobFiles, nodes_of
 from lab.batch.job_state import JobState
 from lab.batch.login import login_of
-from lab.batch.record import Record, nodes_of
 from lab.batch.script import render_sbatch
 from lab.batch.slurm import Slurm, end_in_output, starved_in_output
 from lab.batch.states import ASK_EVERY, states, was_active_just_now
@@ -56,7 +56,7 @@ class BatchRun:
         self._job = Job(**{**directory.read_json("job.json"), "cwd": directory.path.parent.parent})
         self.job_id = str(directory.info()["slurm"]["job"])
         self.slurm = slurm_of(self.topology, directory.path.parent.parent)
-        self._following: tuple[Record, Heard] | None = None
+        self._following: tuple[JobFiles, Heard] | None = None
 
     @classmethod
     def submit(
@@ -130,9 +130,9 @@ class BatchRun:
 
         `tell` hears in words where the job is, whenever that changes.
         """
-        record = Record(self.directory.path, nodes_of(self.topology))
+        files = JobFiles(self.directory.path, nodes_of(self.topology))
         said = ""
-        while not record.started and not self.has_ended:
+        while not files.started and not self.has_ended:
             state = self._patient_state()
             if not state.active:
                 return
@@ -140,7 +140,7 @@ class BatchRun:
                 said = str(state)
                 tell(f"job {self.job_id} {said}")
             time.sleep(POLL)
-            record.read(lambda *_: None, lambda _: None)
+            files.read(lambda *_: None, lambda _: None)
 
     def follow(self, listeners: Sequence[Listener] = ()) -> Verdict:
         """Hand on what the ranks say until the job is over; the verdict, which is written down.
@@ -150,19 +150,19 @@ class BatchRun:
         from lab.batch.heard import Heard  # imports the judges: not before the job is in the queue
 
         if self._following is None:
-            record = Record(self.directory.path, nodes_of(self.topology))
-            self._following = record, Heard(self.directory, self.topology, listeners)
-        record, heard = self._following
+            files = JobFiles(self.directory.path, nodes_of(self.topology))
+            self._following = files, Heard(self.directory, self.topology, listeners)
+        files, heard = self._following
         while True:
             code = _ended(self.directory)
             state = self._patient_state() if code is None else JobState("COMPLETED")
-            record.read(heard.log, heard.event)  # after the end all is there
-            if code and record.silent:  # has it lost a node? Slurm may know only later
+            files.read(heard.log, heard.event)  # after the end all is there
+            if code and files.silent:  # has it lost a node? Slurm may know only later
                 state = self._patient_state()
             if not state.active:
                 break
             time.sleep(POLL)
-        verdict = self._settle(record, state, code, heard)
+        verdict = self._settle(files, state, code, heard)
         heard.close()
         return verdict
 
@@ -180,7 +180,9 @@ class BatchRun:
         """Whether the job script has gone to its end, for which Slurm need not be asked."""
         return _ended(self.directory) is not None
 
-    def _settle(self, record: Record, state: JobState, code: int | None, heard: "Heard") -> Verdict:
+    def _settle(
+        self, files: JobFiles, state: JobState, code: int | None, heard: "Heard"
+    ) -> Verdict:
         """Write down how the job ended."""
         from lab.batch.judge import Told, judge
         from lab.batch.why import judge_failure
@@ -194,11 +196,11 @@ class BatchRun:
             state = end_in_output(said) or state
         if code and (host := starved_in_output(said)) is not None:
             state = JobState("OUT_OF_MEMORY", hosts=host)
-        verdict = judge(Told(self.topology, record.events, state, code, words))
+        verdict = judge(Told(self.topology, files.events, state, code, words))
         if verdict.first is not None:
             last = heard.last_lines.of(verdict.first.rank)
             first = replace(verdict.first, last_lines=last)
-            why = judge_failure(self.directory, self.topology, record.events, first)
+            why = judge_failure(self.directory, self.topology, files.events, first)
             hint = hint_for(first, self._job)
             verdict = replace(verdict, first=first, why=why, hint=hint)
         verdict = heard.auditing.close(verdict)

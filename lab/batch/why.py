@@ -6,9 +6,8 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from lab.batch.inquiry import Inquiry, settled
-from lab.batch.record import Record as Files
-from lab.batch.record import nodes_of
+from lab.batch.files import JobFiles, nodes_of
+from lab.batch.inquiry import JobInquiry, settled
 from lab.diagnose.finding import Finding
 from lab.node.meeting import read
 from lab.node.places import places
@@ -31,7 +30,7 @@ def ask_ranks(run: RunDirectory) -> dict[str, Any]:
     """
     topology = load_topology(str(run.path / "topology.yaml"))
     with explained(run.path):
-        return Inquiry(run.path, Files(run.path, nodes_of(topology))).ask()
+        return JobInquiry(run.path, JobFiles(run.path, nodes_of(topology))).ask()
 
 
 def judge_failure(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lab.batch import inquiry
-from lab.batch.record import Record, nodes_of
+from lab.batch.files import JobFiles, nodes_of
 from lab.batch.why import ask_ranks, judge_failure, why_stalled
 from lab.diagnose.finding import Finding
 from lab.errors import LabError
@@ -298,7 +298,7 @@ def test_what_moves_while_it_is_asked_is_no_stall(
     for thread in ranks:
         thread.start()
     nodes = nodes_of(load_topology(str(run.path / "topology.yaml")))
-    told = inquiry.Inquiry(run.path, Record(run.path, nodes)).wait_for_stall(20.0)
+    told = inquiry.JobInquiry(run.path, JobFiles(run.path, nodes)).wait_for_stall(20.0)
     assert told["evidence"]["because"] == "stall"
     for thread in ranks:
         thread.join(30)

@@ -46,7 +46,7 @@ class Tail:
         return data
 
 
-class RankRecord:
+class RankFiles:
     """The files of one rank."""
 
     def __init__(self, run: Path, node: str, rank: int) -> None:
@@ -84,7 +84,7 @@ class RankRecord:
         return messages
 
 
-class Record:
+class JobFiles:
     """All ranks of a job."""
 
     def __init__(self, run: Path, nodes: Mapping[str, Any]) -> None:
@@ -92,7 +92,7 @@ class Record:
         self.nodes: list[str] = nodes["names"]
         self.is_elastic: bool = nodes["elastic"]
         self.places = places(nodes)
-        self._ranks = [RankRecord(run, name, rank) for rank, name in self.places.items()]
+        self._ranks = [RankFiles(run, name, rank) for rank, name in self.places.items()]
         self.restart = -1
         """How often the job has begun again, as far as its ranks have told."""
         self.events: list[Message] = []

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lab.batch.record import Record, nodes_of
+from lab.batch.files import JobFiles, nodes_of
 from lab.topology import parse_topology
 
 
@@ -13,7 +13,7 @@ class Files:
 
     def __init__(self, run: Path, topology: str = "{nodes: 2, on: slurm}") -> None:
         self.run = run
-        self.record = Record(run, nodes_of(parse_topology(topology)))
+        self.job = JobFiles(run, nodes_of(parse_topology(topology)))
         self.logs: list[tuple[str, int, str, str]] = []
         self.events: list[tuple[str, int]] = []
 
@@ -31,7 +31,7 @@ class Files:
         self.write(f"{node}/rank{rank}.events.jsonl", json.dumps(message).encode() + b"\n")
 
     def read(self) -> None:
-        self.record.read(
+        self.job.read(
             lambda *log: self.logs.append(log),
             lambda event: self.events.append((event["type"], event["rank"])),
         )
@@ -40,7 +40,7 @@ class Files:
 def test_nothing_is_there_yet(tmp_path: Path) -> None:
     files = Files(tmp_path)
     files.read()
-    assert (files.logs, files.events, files.record.started) == ([], [], set())
+    assert (files.logs, files.events, files.job.started) == ([], [], set())
 
 
 def test_events_in_the_order_of_their_happening(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_events_in_the_order_of_their_happening(tmp_path: Path) -> None:
     files.tell(1, "started", 1.0, restart=0)
     files.read()
     assert files.events == [("started", 1), ("started", 0), ("exit", 0)]
-    assert (files.record.started, files.record.silent) == ({0, 1}, {1: "node1"})
+    assert (files.job.started, files.job.silent) == ({0, 1}, {1: "node1"})
     files.read()
     assert len(files.events) == 3
 
@@ -76,8 +76,8 @@ def test_after_a_requeue_only_what_came_since_counts(tmp_path: Path) -> None:
             files.tell(rank, "started", at + rank, restart=restart)
     files.tell(0, "exit", 20.0)
     files.read()
-    assert files.record.restart == 1
-    assert [event["at"] for event in files.record.events] == [10.0, 11.0, 20.0]
+    assert files.job.restart == 1
+    assert [event["at"] for event in files.job.events] == [10.0, 11.0, 20.0]
     assert len(files.events) == 5, "all are handed on"
 
 
@@ -89,11 +89,11 @@ def test_ranks_that_torchrun_has_started_anew_run(tmp_path: Path) -> None:
         files.tell(1, "exit", at + 1)
         files.tell(0, "exit", at + 2)
     files.read()
-    assert files.record.silent == {}
+    assert files.job.silent == {}
     for rank in (0, 1):
         files.tell(rank, "started", 20.0, restart=0)
     files.read()
-    assert files.record.silent == {0: "node0", 1: "node1"}
+    assert files.job.silent == {0: "node0", 1: "node1"}
 
 
 def test_a_rank_that_goes_on_where_the_clock_is_behind_runs(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_rank_that_goes_on_where_the_clock_is_behind_runs(tmp_path: Path) -> N
     files.tell(0, "exit", 20.0)
     files.tell(0, "started", 5.0, restart=0)  # of another host
     files.read()
-    assert files.record.silent == {0: "node0"}
+    assert files.job.silent == {0: "node0"}
 
 
 def test_ranks_of_a_larger_world_before_do_not_run(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_ranks_of_a_larger_world_before_do_not_run(tmp_path: Path) -> None:
         files.tell(rank, "exit", 5.0)
         files.tell(rank, "started", 9.0 + rank, restart=0, world=2)
     files.read()
-    assert files.record.silent == {0: "node0", 1: "node1"}
+    assert files.job.silent == {0: "node0", 1: "node1"}
     files.tell(2, "started", 20.0, restart=0, world=3)  # another host has come
     files.read()
-    assert files.record.silent == {0: "node0", 1: "node1", 2: "node2"}
+    assert files.job.silent == {0: "node0", 1: "node1", 2: "node2"}
