@@ -15,7 +15,7 @@ from lab.node.protocol import Message, NodeJob
 from lab.runs.deadline import Deadline
 from lab.runs.failures import Failures
 from lab.runs.hints import hint_for_victim
-from lab.runs.inquiry import Inquiry
+from lab.runs.inquiry import AttemptInquiry
 from lab.runs.listener import Listener
 from lab.runs.nodes import QUEUE_LIMIT, AgentLink, Heartbeat, Inbox, connect
 from lab.runs.stdin import Stdin
@@ -64,7 +64,7 @@ class Attempt:
         grace: float | None,
         deadline: Deadline,
         stdin: Stdin | None,
-        inquiry: Inquiry,
+        inquiry: AttemptInquiry,
     ) -> None:
         """`grace` and `deadline` are those of the run; `stdin` is for rank 0."""
         self._topology = topology

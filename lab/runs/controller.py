@@ -18,7 +18,7 @@ from lab.runs.deadline import Deadline
 from lab.runs.directory import RunDirectory, RunFiles, explained
 from lab.runs.elastic import ElasticAttempt, TorchrunAttempt
 from lab.runs.hints import hint_for
-from lab.runs.inquiry import Inquiry
+from lab.runs.inquiry import AttemptInquiry
 from lab.runs.job import Job
 from lab.runs.last_lines import LastLines
 from lab.runs.listener import Listener
@@ -163,7 +163,9 @@ class RunController:
                 self.grace,
                 self._deadline,
                 self._stdin,
-                Inquiry(self.topology, self.transport, self, desk, self._stall, self._last_lines),
+                AttemptInquiry(
+                    self.topology, self.transport, self, desk, self._stall, self._last_lines
+                ),
             )
             run_id, run_dir = self.directory.id, self.directory.path
             jobs = [

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from lab.node.protocol import Message
-from lab.runs.inquiry import Inquiry
+from lab.runs.inquiry import AttemptInquiry
 from lab.runs.last_lines import LastLines
 from lab.runs.listener import Listener
 from lab.runs.nodes import AgentLink
@@ -30,17 +30,16 @@ class Played:
 
     def __init__(self, clock: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        clock.setattr(
-            "lab.runs.inquiry.time",
-            SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now),
-        )
+        played_time = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
+        for module in ("inquiry", "rounds"):
+            clock.setattr(f"lab.runs.{module}.time", played_time)
         self.asked: list[Message] = []
         self.wanted: int | None = None
         self.found: list[str] = []
         self.told: list[Any] = []
         topology = load_topology("pair")
         played = cast(Any, self)
-        self.inquiry = Inquiry(
+        self.inquiry = AttemptInquiry(
             topology,
             cast(Transport, played),
             cast(Listener, played),
