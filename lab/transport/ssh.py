@@ -137,12 +137,15 @@ class SshTransport:
         """
         env = {**(env or {}), "LAB_NODE": node.name}
         if cwd is None:
-            command = remote_command(argv, cwd=[Release(self.layout.current).code, "~/"], env=env)
+            places = [Release(self.layout.current).code, "~/"]
+            command = remote_command(argv, cwd=places, env=env, begin=not tty)
         else:
             run_dir = env.get("LAB_RUN_DIR")
             folder = None if run_dir is None else f"{run_dir}/{node.name}"
             code = self._code(node)
-            command = remote_command(argv, cwd=[cwd], env=env, folder=folder, path=code)
+            command = remote_command(
+                argv, cwd=[cwd], env=env, folder=folder, path=code, begin=not tty
+            )
         return SshChannel(self.hosts.connection(node), command, tty=tty)
 
     def start_bare(self, node: Node, argv: Sequence[str]) -> SshChannel:

@@ -1,6 +1,7 @@
 """A command on a host, over one channel of its SSH connection."""
 
 import contextlib
+import re
 import select
 import shlex
 import threading
@@ -15,6 +16,11 @@ from lab.transport.ssh_connection import GONE, SshConnection
 CHUNK = 1 << 16
 UNKNOWN = 255
 """What ssh itself ends with where it cannot say how the command did."""
+BEGIN = b"lab:begin:"
+"""Comes on both streams before the command: what is before it is a login shell's (~/.bashrc)."""
+_SAY_BEGIN = "printf lab:%s: begin; printf lab:%s: begin >&2"  # other than BEGIN, for `set -x`
+_NOT_LITERAL = re.compile(r"[\n!\\]")
+"""What csh (`!`, the end of a line) and fish (a backslash) do not take for itself in quotes."""
 
 
 class ConnectionLostError(LabError, OSError):
@@ -28,6 +34,7 @@ def remote_command(
     env: Mapping[str, str] | None = None,
     folder: str | None = None,
     path: str | None = None,
+    begin: bool = True,
 ) -> str:
     """What to send to a host to have `argv` run there, whatever its user's login shell is.
 
@@ -42,9 +49,10 @@ def remote_command(
         env: variables that it has beside the host's own. Others on the host can see them.
         folder: made before, if need be.
         path: put first into PYTHONPATH.
+        begin: whether `BEGIN` comes before what it says.
     """
     quote = shlex.quote
-    lines = []
+    lines = [_SAY_BEGIN] if begin else []
     if folder is not None:
         lines.append(f"mkdir -p -- {quote(folder)} || exit 1")
     if cwd:
@@ -55,7 +63,15 @@ def remote_command(
         lines.append(f'export PYTHONPATH={quote(path)}"${{PYTHONPATH:+:$PYTHONPATH}}"')
     lines += [f"export {quote(f'{name}={value}')}" for name, value in (env or {}).items()]
     lines += [f"{_at_home(argv[0])} {shlex.join(argv[1:])}", "exit $?"]
-    return f"exec /bin/sh -c {quote('; '.join(lines))}"
+    return f"exec /bin/sh -c {_one_word('; '.join(lines))}"
+
+
+def _one_word(script: str) -> str:
+    """A script for sh as one word of whatever shell: spelled out in octal where need be."""
+    if not _NOT_LITERAL.search(script):
+        return shlex.quote(script)
+    spelled = re.sub(r"""[\n!\\'"$`]""", lambda found: f"\\0{ord(found[0]):03o}", script)
+    return f"""'eval "$(printf %b "{spelled}")"'"""
 
 
 def _at_home(path: str) -> str:
@@ -66,13 +82,14 @@ class SshChannel:
     """Implements `Channel`."""
 
     def __init__(self, connection: SshConnection, command: str, *, tty: bool = False) -> None:
-        """Start a command, as `remote_command` makes it.
+        """Start a command, as `remote_command` makes it; on a terminal, without `begin`.
 
         Raises:
             LabError: the connection has broken, or the host does not start anything.
         """
         self._connection = connection
         self._send_lock = threading.Lock()
+        self._before: dict[StreamName, bytes] = {} if tty else {"out": b"", "err": b""}
         try:
             transport = connection.client.get_transport()
             assert transport is not None
@@ -115,13 +132,27 @@ class SshChannel:
             came = False
             while self._channel.recv_ready():
                 came = True
-                yield "out", self._channel.recv(CHUNK)
+                yield from self._own("out", self._channel.recv(CHUNK))
             while self._channel.recv_stderr_ready():
                 came = True
-                yield "err", self._channel.recv_stderr(CHUNK)
+                yield from self._own("err", self._channel.recv_stderr(CHUNK))
             if over and not came:
                 break
+        for stream, data in self._before.items():  # no command has begun, and here may be why
+            if data:
+                yield stream, data
         self._check_connection()
+
+    def _own(self, stream: StreamName, data: bytes) -> Iterator[tuple[StreamName, bytes]]:
+        """What the command says, without what a login shell has said before it."""
+        if stream in self._before:
+            self._before[stream] += data
+            _, begin, data = self._before[stream].partition(BEGIN)
+            if not begin:
+                return
+            del self._before[stream]
+        if data:
+            yield stream, data
 
     def _check_connection(self) -> None:
         """Raises ConnectionLostError where that is why the streams have ended."""

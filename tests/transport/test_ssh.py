@@ -49,6 +49,34 @@ def test_streams_exit_code_and_stdin(place: SshPlace) -> None:
     assert (code, out) == (137, b"h0\n")
 
 
+GREETS = (
+    r"echo Welcome; echo '{\"type\": \"error\"}'; printf 'and more '; echo oh >&2; set -x; "
+    r"eval \"$SSH_ORIGINAL_COMMAND\""
+)
+"""As a ~/.bashrc does that prints, also where nobody looks at it; here in authorized_keys."""
+
+
+def test_what_a_login_shell_says_is_not_the_commands(place: SshPlace) -> None:
+    keys = place.server.folder / "authorized_keys"
+    keys.write_text(f'command="{GREETS}" {keys.read_text()}')
+    hosts = transport(place)
+    node = hosts.topology.nodes[0]
+    channel = hosts.start(node, [sys.executable, "-c", ECHO])
+    channel.send(b"text\n")
+    assert channel.finish() == (0, b"text\n", b"!\n")
+    assert hosts.host(node).home == str(Path.home())
+
+
+def test_a_login_shell_that_begins_no_command_is_heard(place: SshPlace) -> None:
+    keys = place.server.folder / "authorized_keys"
+    keys.write_text(f'command="echo closed today; exit 5" {keys.read_text()}')
+    hosts = transport(place)
+    node = hosts.topology.nodes[0]
+    assert hosts.start(node, ["true"]).finish() == (5, b"closed today\n", b"")
+    with pytest.raises(LabError, match="does not work: closed today"):
+        hosts.host(node)
+
+
 def test_many_commands_share_one_connection(place: SshPlace) -> None:
     hosts = transport(place)
     node = hosts.topology.nodes[0]

@@ -1,13 +1,17 @@
 """What is sent to a host is one quoted command, whatever is in its words."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from lab.transport.ssh_channel import remote_command
+from lab.deploy.program import BOOTSTRAP
+from lab.transport.ssh_bundle import KEEP
+from lab.transport.ssh_channel import BEGIN, remote_command
 
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]))"
 HOSTILE = (
@@ -35,22 +39,41 @@ HOSTILE = (
 )
 
 
+SHELLS = [path for name in ("sh", "bash", "zsh", "fish", "tcsh") if (path := shutil.which(name))]
+"""Login shells that this machine has."""
+
+
 def run(command: str, shell: str, home: Path) -> subprocess.CompletedProcess[str]:
     """As sshd does it: by the login shell."""
     env = {"PATH": "/usr/bin:/bin", "HOME": str(home), "PYTHONPATH": "/theirs"}
-    return subprocess.run(
+    done = subprocess.run(
         [shell, "-c", command], capture_output=True, text=True, env=env, cwd=home, timeout=60
     )
+    begin = BEGIN.decode()
+    assert done.stdout.startswith(begin)
+    assert done.stderr.startswith(begin)
+    done.stdout, done.stderr = (text.removeprefix(begin) for text in (done.stdout, done.stderr))
+    return done
 
 
-@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
+@pytest.mark.parametrize("text", [*HOSTILE, BOOTSTRAP, KEEP, "\\'", "\\n%s\\0041"])
+def test_every_login_shell_takes_it_for_one_word(text: str, tmp_path: Path) -> None:
+    """Sh, csh and fish differ in what they take for itself between single quotes."""
+    command = remote_command(["printf", "%s", text])
+    assert not re.search(r"[\n!]|\\[\\']", command)
+    for shell in SHELLS:
+        said = run(command, shell, tmp_path).stdout
+        assert said == text.replace("\r", "\n"), shell  # as reading text does
+
+
+@pytest.mark.parametrize("shell", SHELLS)
 def test_words_arrive_as_they_are(shell: str, tmp_path: Path) -> None:
     done = run(remote_command([sys.executable, "-c", SHOW, *HOSTILE]), shell, tmp_path)
     assert done.returncode == 0, done.stderr
     argv, cwd, _ = json.loads(done.stdout)
     assert argv == list(HOSTILE)
     assert Path(cwd) == tmp_path
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "pwned").exists()
 
 
 @pytest.mark.parametrize("text", [text for text in HOSTILE if text not in ("", "--", "~", "~/x")])
