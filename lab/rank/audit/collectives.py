@@ -43,6 +43,9 @@ SAME: Mapping[str, str | None] = {
 """The collectives; of each the argument that has one shape and dtype on all ranks of the group."""
 RECORDED = ("all_reduce", "broadcast", "reduce", "_allgather_base", "_reduce_scatter_base")
 """Names of the flight recorder, of operations whose input is alike on all ranks."""
+POINT_TO_POINT = ("isend", "irecv")
+"""What gloo counts among the operations of a group on the two ranks that it is about; the others of
+torch.distributed are made of them."""
 ROOTS = ("src", "dst", "group_src", "group_dst")
 PAUSE = 0.25
 """Seconds between two looks at the flight recorder, at least."""
@@ -68,9 +71,14 @@ def install(hooks: Hooks) -> None:
             wrapped = watch.wrap(op, function)
             setattr(distributed_c10d, op, wrapped)
             setattr(dist, op, wrapped)
+    for op in POINT_TO_POINT:
+        hooks.wrap(distributed_c10d, op, after=watch.count_apart(op))
+        setattr(dist, op, getattr(distributed_c10d, op))
+    hooks.wrap(distributed_c10d, "monitored_barrier", after=watch.monitored)
     hooks.recorder.before_close.append(watch.look)
-    hooks.wrap(distributed_c10d, "destroy_process_group", before=lambda *_, **__: watch.leave())
-    dist.destroy_process_group = distributed_c10d.destroy_process_group
+    hooks.wrap(distributed_c10d, "destroy_process_group", before=watch.leave)
+    for name in ("monitored_barrier", "destroy_process_group"):
+        setattr(dist, name, getattr(distributed_c10d, name))
     _thread.start_new_thread(watch.look_on, ())  # unseen by `threading.enumerate`
 
 
@@ -83,6 +91,8 @@ class Collectives:
         self._new: list[Signature] = []
         self._seen: list[tuple[int, int, int]] = []
         self._adding = _thread.allocate_lock()
+        self._apart: dict[str, int] = {}
+        """By group: how many operations it has counted that are no collectives."""
         self._last: dict[str, int] = {}
         """By group: the number of the last entry that was read of the flight recorder."""
         self._inside = _thread._local()
@@ -112,6 +122,29 @@ class Collectives:
 
         return wrapped
 
+    def count_apart(self, op: str) -> Callable[..., None]:
+        """What to call after each point-to-point operation of that name."""
+        place = list(inspect.signature(getattr(distributed_c10d, op)).parameters).index("group")
+
+        def count(*args: Any, **kwargs: Any) -> None:
+            self._set_apart(kwargs.get("group", args[place] if place < len(args) else None), 1)
+
+        return count
+
+    def monitored(self, group: Any = None, *_: Any, **__: Any) -> None:
+        """A monitored_barrier has ended: its rank 0 has sent to each of the others, and received.
+
+        Two operations are common to all ranks.
+        """
+        if dist.get_rank(group) == 0:
+            self._set_apart(group, 2 * (dist.get_world_size(group) - 2))
+
+    def _set_apart(self, group: Any, count: int) -> None:
+        group = group or dist.group.WORLD
+        if isinstance(group, dist.ProcessGroup) and dist.get_backend(group) == "gloo":
+            name = group.group_name
+            self._apart[name] = self._apart.get(name, 0) + count
+
     def look_on(self) -> None:
         """Look at the flight recorder for ever, in a thread."""
         began = time.perf_counter()
@@ -138,9 +171,13 @@ class Collectives:
                 self._add((name, members[name], *what), number)
         self._record()
 
-    def leave(self) -> None:
-        """The script is about to take its groups apart."""
+    def leave(self, group: Any = None) -> None:
+        """The script is about to take its groups apart, or one of them."""
         self._hooks.safely(self.look)
+        if group in (None, dist.group.WORLD):
+            self._apart.clear()
+        else:
+            self._apart.pop(getattr(group, "group_name", ""), None)
         # Their threads take the interpreter's lock to let go of what is done, and who takes the
         # last group apart holds it while waiting for them (torch 2.13): with our threads about,
         # they would now and then come too late for ever.
@@ -169,7 +206,8 @@ class Collectives:
             *self._recorder.site().values(),
         )
         begun: int = group._get_sequence_number_for_group()  # type: ignore[attr-defined]  # no stub
-        if self._add(signature, begun + 1):
+        # As the flight recorder numbers them.
+        if self._add(signature, begun + 1 - self._apart.get(group.group_name, 0)):
             self._record()
             self._recorder.write()
 
