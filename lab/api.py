@@ -14,9 +14,10 @@ from lab.errors import EXIT_INTERRUPTED, LabError, UsageError
 from lab.rank.call import refuse_runs
 
 if TYPE_CHECKING:
-    from lab.runs import Job, Listener, Verdict
-    from lab.runs.job import Engine
+    from lab.runs.job import Engine, Job
+    from lab.runs.listener import Listener
     from lab.runs.stall import OnStall
+    from lab.runs.verdict import Verdict
     from lab.topology import Topology
 
 T = TypeVar("T")

@@ -7,7 +7,8 @@ from typing import Any
 from lab.bench.compare import ratio, spread
 from lab.channel import Progress
 from lab.errors import LabError
-from lab.runs import Job, RunController
+from lab.runs.controller import RunController
+from lab.runs.job import Job
 from lab.topology import Topology
 from lab.transport import Transport, transport_for
 

@@ -14,7 +14,8 @@ from lab.bench.one_dies import LIMIT
 from lab.bench.startup import torchrun_commands
 from lab.channel import Channel, Progress
 from lab.errors import LabError
-from lab.runs import Job, RunController
+from lab.runs.controller import RunController
+from lab.runs.job import Job
 from lab.topology import Topology
 from lab.transport import Transport, transport_for
 from lab.transport.docker import DockerTransport

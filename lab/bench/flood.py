@@ -6,7 +6,8 @@ from typing import Any
 
 from lab.channel import Progress
 from lab.errors import LabError
-from lab.runs import Job, RunController
+from lab.runs.controller import RunController
+from lab.runs.job import Job
 from lab.topology import Topology
 from lab.transport import transport_for
 

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from lab.bench.suites import RESULT, Suite
 from lab.channel import Progress
 from lab.errors import LabError, UsageError
-from lab.runs import Job, RunController
+from lab.runs.controller import RunController
+from lab.runs.job import Job
 from lab.topology import Link, Topology
 from lab.transport import Transport, transport_for
 

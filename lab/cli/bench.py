@@ -284,7 +284,7 @@ def _bench_on_nodes(
 ) -> None:
     """Measure a suite; each table is shown and written as soon as it is there."""
     from lab.bench.on_nodes import Plan, machine, plan_sections, run_suite
-    from lab.runs import write_json
+    from lab.runs.files import write_json
     from lab.topology import load_topology
 
     topology, nodes, slots, on = where
@@ -311,7 +311,7 @@ def _bench_on_nodes(
 
 def _show(name: str, rows: Sequence[dict[str, Any]]) -> None:
     """A table of the rows, and outputs/bench-NAME.json with all of it."""
-    from lab.runs import write_json
+    from lab.runs.files import write_json
 
     _print_table(rows)
     path = Path("outputs") / f"bench-{name}.json"

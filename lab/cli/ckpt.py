@@ -154,7 +154,7 @@ def _found(place: str | None) -> list["Found"]:
 
 
 def _folders(place: str | None) -> Iterator[Path]:
-    from lab.runs import RunDirectory
+    from lab.runs.directory import RunDirectory
 
     if place is None:
         yield Path(FOLDER)

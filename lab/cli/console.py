@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from lab.channel import Progress
-    from lab.runs import Verdict
+    from lab.runs.verdict import Verdict
 
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """ANSI colours of the prefixes, by rank."""

@@ -14,7 +14,7 @@ from lab.errors import LabError
 
 if TYPE_CHECKING:
     from lab.node.protocol import Message
-    from lab.runs import Listener
+    from lab.runs.listener import Listener
 
 CONSOLE_LOG = "console.log"
 """In the run directory: what would have been on the terminal."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lab.errors import LabError
 
 if TYPE_CHECKING:
-    from lab.runs import RunDirectory
+    from lab.runs.directory import RunDirectory
 
 
 def note_ends(runs: "Sequence[RunDirectory]") -> None:

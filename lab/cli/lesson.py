@@ -133,7 +133,7 @@ def run(
 
 def _run(lessons: list[Lesson], topology: "Topology", *, quiet: bool) -> list[Outcome]:
     """Do lessons in one run, up to one that ends it; ends here where the user interrupts it."""
-    from lab.runs import Job
+    from lab.runs.job import Job
 
     modules = [lesson.module for lesson in lessons]
     words = ["lab.lessons.worker", "--backend", topology.resolved_backend(), *modules]

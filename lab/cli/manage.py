@@ -18,7 +18,7 @@ from lab.cli.output import one_line, say
 from lab.errors import LabError, UsageError
 
 if TYPE_CHECKING:
-    from lab.runs import RunDirectory
+    from lab.runs.directory import RunDirectory
     from lab.topology import Topology
 
 POLL = 0.1
@@ -31,7 +31,7 @@ AT_ONCE = 0.5
 
 def show(run_id: RunArgument = None, as_json: JsonOption = False) -> None:
     """A run: its topology, its job, its environment and its verdict."""
-    from lab.runs import RunDirectory
+    from lab.runs.directory import RunDirectory
 
     run = RunDirectory.find(Path.cwd(), run_id)
     note_ends([run])
@@ -126,7 +126,7 @@ def stop(
 ) -> None:
     """End a run as Ctrl-C would, and wait for its end."""
     from lab.node.processes import lives
-    from lab.runs import RunDirectory
+    from lab.runs.directory import RunDirectory
 
     run = _running(Path.cwd()) if run_id is None else RunDirectory.find(Path.cwd(), run_id)
     note_ends([run])
@@ -174,7 +174,7 @@ def _cancel(run: "RunDirectory") -> None:
 
 
 def _running(cwd: Path) -> "RunDirectory":
-    from lab.runs import RunDirectory
+    from lab.runs.directory import RunDirectory
 
     runs = RunDirectory.all(cwd)
     note_ends(runs)
@@ -214,8 +214,7 @@ def rm(
 ) -> None:
     """Remove the directories of runs that have ended, with their logs."""
     from lab.batch.code import remove_unused
-    from lab.runs import RunDirectory
-    from lab.runs.directory import RUNS
+    from lab.runs.directory import RUNS, RunDirectory
     from lab.transport.garbage import end_leftovers
 
     cwd = Path.cwd()

@@ -142,7 +142,7 @@ def _run(
     topology: "Topology", recipe: Recipe, kind: type[Report] | type[Matrix], *, quiet: bool
 ) -> Report | Matrix:
     """Prove on the topology's ranks; ends here where it did not come to a proof."""
-    from lab.runs import Job
+    from lab.runs.job import Job
 
     words = ["lab.prove.worker", "--quiet", "--backend", topology.resolved_backend()]
     words += [*recipe.arguments(), *(["--all"] if kind is Matrix else [])]
@@ -168,7 +168,7 @@ def _run(
 
 
 def _write(path: Path, text: str) -> None:
-    from lab.runs import write_atomically
+    from lab.runs.files import write_atomically
 
     try:
         write_atomically(path, text)

@@ -39,9 +39,12 @@ from lab.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lab.runs import Job, Listener, RunDirectory, Verdict
+    from lab.runs.directory import RunDirectory
+    from lab.runs.job import Job
+    from lab.runs.listener import Listener
     from lab.runs.stall import Stall
     from lab.runs.stdin import Stdin
+    from lab.runs.verdict import Verdict
     from lab.topology import Topology
 
 
@@ -200,9 +203,9 @@ def run(
 
     The exit code is the first real failure's. Ctrl-C ends the ranks on every node; twice, at once.
     """
-    from lab.runs import Job, job_variables
+    from lab.runs.job import Job
     from lab.runs.stdin import Stdin
-    from lab.runs.variables import unmatched
+    from lab.runs.variables import job_variables, unmatched
     from lab.topology import load_topology
 
     limit = None if timeout is None else seconds(timeout, "--timeout")

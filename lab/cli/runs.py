@@ -19,7 +19,7 @@ from lab.cli.output import one_line, printable
 from lab.lines import Lines
 
 if TYPE_CHECKING:
-    from lab.runs import RunDirectory
+    from lab.runs.directory import RunDirectory
     from lab.topology import Topology
 
 POLL = 0.2
@@ -29,7 +29,7 @@ BLOCK = 1 << 16
 
 def ps(as_json: JsonOption = False) -> None:
     """The labs that are up, and the runs of this folder."""
-    from lab.runs import RunDirectory
+    from lab.runs.directory import RunDirectory
     from lab.transport.docker import engine_answers, list_labs
 
     labs = list_labs() if engine_answers() else []
@@ -103,7 +103,7 @@ def logs(
     as_json: JsonOption = False,
 ) -> None:
     """What the ranks of a run wrote: stdout to stdout, stderr to stderr, with their prefixes."""
-    from lab.runs import RunDirectory
+    from lab.runs.directory import RunDirectory
     from lab.topology import load_topology
 
     run = RunDirectory.find(Path.cwd(), run_id)
@@ -146,7 +146,7 @@ class LogFile:
     def __init__(
         self, run: "RunDirectory", node: str, rank: int, stream: str, tail: int | None
     ) -> None:
-        from lab.runs import log_path
+        from lab.runs.directory import log_path
 
         self.node = node
         self.rank = rank

@@ -67,7 +67,8 @@ def submit(
     What is submitted is what lab render --as sbatch prints.
     """
     from lab.batch.run import BatchRun, ask_first
-    from lab.runs import Job, job_variables
+    from lab.runs.job import Job
+    from lab.runs.variables import job_variables
     from lab.topology import load_topology
 
     watch = stall_of(stall, on_stall)
@@ -99,7 +100,7 @@ def submit(
 def requeue(run_id: RunArgument = None) -> None:
     """Put a job of Slurm back into the queue: it begins again, and a script that can resumes."""
     from lab.batch.run import BatchRun
-    from lab.runs import RunDirectory
+    from lab.runs.directory import RunDirectory
 
     directory = RunDirectory.find(Path.cwd(), run_id)
     if "slurm" not in directory.info():

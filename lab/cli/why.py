@@ -14,7 +14,7 @@ from lab.cli.options import JsonOption, RunArgument
 from lab.cli.output import say, write
 
 if TYPE_CHECKING:
-    from lab.runs import RunDirectory
+    from lab.runs.directory import RunDirectory
 
 
 def why(
@@ -29,7 +29,7 @@ def why(
     A run that goes on is asked now; of one that has ended this says what was seen before its end.
     """
     from lab.diagnose.finding import Finding
-    from lab.runs import RunDirectory
+    from lab.runs.directory import RunDirectory
 
     run = RunDirectory.find(Path.cwd(), run_id)
     note_ends([run])

@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.batch.heard import Heard
-from lab.runs import Job, RunDirectory, Verdict
+from lab.runs.directory import RunDirectory
+from lab.runs.job import Job
+from lab.runs.verdict import Verdict
 from lab.topology import load_topology
 
 FINE = Verdict("ok", 0, "2 ranks ended well")

@@ -9,7 +9,7 @@ import pytest
 
 from lab.batch.run import ENVIRONMENT, BatchRun, refresh
 from lab.node.protocol import Message
-from lab.runs import Job
+from lab.runs.job import Job
 from lab.runs.verdict import Verdict
 from lab.topology import parse_topology
 

@@ -14,7 +14,7 @@ from lab.cli import prove as module
 from lab.cli.main import app
 from lab.errors import UsageError
 from lab.prove import Matrix, Recipe, Report, RoundTrip
-from lab.runs import Verdict
+from lab.runs.verdict import Verdict
 from tests.conftest import Lab
 from tests.prove.reports import GOOD, STEP
 

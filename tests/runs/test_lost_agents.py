@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lab.node.processes import started
-from lab.runs import Job
 from lab.runs.execute import execute
+from lab.runs.job import Job
 from lab.topology import load_topology
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from lab.errors import LabError
-from lab.runs import Job, RunDirectory
+from lab.runs.directory import RunDirectory
 from lab.runs.execute import execute
+from lab.runs.job import Job
 from lab.topology import load_topology
 
 
