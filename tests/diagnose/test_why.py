@@ -478,8 +478,8 @@ def aborted(line: int, function: str) -> Json:
     return rank(stack=stack, ended={"code": 134, "signal": 6})
 
 
-def after_abort(*ranks: Json) -> Finding:
-    said = "what(): op.preamble.length <= op.nbytes. 628 vs 4. Received data size"
+def after_abort(*ranks: Json, came: int = 628, room: int = 4) -> Finding:
+    said = f"what(): op.preamble.length <= op.nbytes. {came} vs {room}. Received data size"
     signal = {"kind": "signal", "exit_code": 134, "exception": None, "chain": []}
     given = failure(1, "", last_lines=[said]) | signal
     return diagnose(evidence(ranks, because="failure", failure=given))
@@ -509,6 +509,27 @@ def test_of_two_ranks_the_aborted_one_is_innocent_if_the_other_does_something_ne
     guilty = rank([*LOOP, call(9, "all_gather", 50)], waits=True)
     found = after_abort(guilty, aborted(11, "broadcast"))
     assert (found.kind, found.ranks, found.line) == ("extra-collective", (0,), 50)
+
+
+def test_an_aborted_rank_in_the_others_new_call_is_one_of_them() -> None:
+    """Rank 0 alone has one more batch: the other two are at the end of the epoch."""
+    more = rank([*LOOP, call(9, "broadcast", 11)], waits=True)
+    end = rank([*LOOP, call(9, "all_reduce", 50, shape=())], waits=True)
+    found = after_abort(more, aborted(50, "all_reduce"), end)
+    assert (found.ranks, found.line) == ((0,), 11)
+    # From the loop's own lines nothing tells on which side it was.
+    found = after_abort(more, aborted(11, "broadcast"), end)
+    assert (found.ranks, found.line) == ((2,), 50)
+
+
+def test_an_aborted_rank_that_sends_objects_may_be_behind_the_call_of_the_others() -> None:
+    sizes = call(1, "broadcast", 7, shape=(2,), dtype="int64", via="broadcast_object_list")
+    objects = call(2, "broadcast", 7, shape=(37,), dtype="uint8", via="broadcast_object_list")
+    sent = rank([sizes, objects], waits=True)
+    ahead = rank([sizes, objects, call(3, "barrier", 8)], waits=True)
+    found = after_abort(sent, aborted(7, "broadcast_object_list"), ahead, came=16, room=8)
+    assert named(found) == ("mismatched-collective", (1,), 7)
+    assert "in the first collective" in found.evidence[0]
 
 
 def test_an_aborted_rank_alone_is_told_as_it_is() -> None:

@@ -5,13 +5,15 @@ left says which call it was in. That call is compared with what the others calle
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 from lab.diagnose.finding import Finding
-from lab.diagnose.why.activity import activity_of
+from lab.diagnose.why.activity import Activity, activity_of
 from lab.diagnose.why.differing import CURES, judge_differing
 from lab.diagnose.why.evidence import Collective, Evidence, Rank
+from lab.diagnose.why.sequences import Divergence, first_divergence, place_of
 from lab.diagnose.why.telling import at, does
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import who
@@ -28,21 +30,40 @@ def judge_aborted(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | No
     if sizes is None:
         return None
     rank = evidence.ranks[failure["rank"]]
-    found = judge_differing(_with_last_call(evidence, rank), waits)
+    differ = first_divergence(evidence)
+    if differ is None:
+        found = judge_differing(_with_last_call(evidence, rank, came=int(sizes[1])), waits)
+    else:
+        found = judge_differing(_on_a_side(evidence, rank, differ), waits)
     if found is None:
         found = at(_alone(evidence, rank, waits), activity_of(rank).site)
     told = f"gloo ended rank {rank.number}: {sizes[1]} bytes came, and it had room for {sizes[2]}"
     return replace(found, evidence=(*found.evidence, told))
 
 
-def _with_last_call(evidence: Evidence, rank: Rank) -> Evidence:
+def _on_a_side(evidence: Evidence, rank: Rank, differ: Divergence) -> Evidence:
+    """The evidence with the rank on the side whose call it was in, where the others differ.
+
+    It is known to have come there if nobody had called that line before.
+    """
+    activity = activity_of(rank)
+    for side, call in ((differ.others, differ.expected), (differ.ranks, differ.called)):
+        calls = evidence.ranks[side[0]].collectives
+        earlier = [one for one in calls if one.group == call.group and one.seq < call.seq]
+        here = place_of(call.site)
+        if here == place_of(activity.site) and here not in [place_of(one.site) for one in earlier]:
+            return _told(evidence, rank, side[0], (*earlier, replace(call, done=False)))
+    return evidence
+
+
+def _with_last_call(evidence: Evidence, rank: Rank, came: int) -> Evidence:
     """The evidence as if the rank had told: up to its last call its list is the others'."""
     others = [one for one in evidence.ranks.values() if one.collectives and one is not rank]
     if not others:
         return evidence
     model = max(others, key=lambda one: one.collectives[-1].seq)
-    met = model.collectives[-1]
     activity = activity_of(rank)
+    met = _met(model.collectives, activity, came)
     before = [call for call in model.collectives if call.group != met.group or call.seq < met.seq]
     last = Collective(
         group=met.group,
@@ -56,7 +77,35 @@ def _with_last_call(evidence: Evidence, rank: Rank) -> Evidence:
         via=activity.function,
         is_recorded=False,
     )
-    told = replace(rank, groups=model.groups, collectives=(*before, last))
+    return _told(evidence, rank, model.number, (*before, last))
+
+
+def _met(calls: Sequence[Collective], activity: Activity, came: int) -> Collective:
+    """The call of another rank that it was in: the newest.
+
+    A function that sends objects makes two calls, and some ranks may have left it: of these two,
+    the one that has sent so many bytes.
+    """
+    if "object" not in (activity.function or ""):
+        return calls[-1]
+    there = [call for call in calls if call.site and place_of(call.site) == place_of(activity.site)]
+    newest = there[-1] if there else calls[-1]
+    return next((call for call in reversed(there[-2:]) if _bytes(call) == came), newest)
+
+
+def _bytes(call: Collective) -> int:
+    """How many the first tensor has."""
+    if not call.shapes or not call.dtypes:
+        return 0
+    bits = re.search(r"\d+$", call.dtypes[0])
+    return prod(call.shapes[0]) * (int(bits[0]) // 8 if bits else 1)
+
+
+def _told(
+    evidence: Evidence, rank: Rank, model: int, collectives: tuple[Collective, ...]
+) -> Evidence:
+    """The evidence with what the rank would have told, which is in the groups of another one."""
+    told = replace(rank, groups=evidence.ranks[model].groups, collectives=collectives)
     return replace(evidence, ranks={**evidence.ranks, rank.number: told})
 
 

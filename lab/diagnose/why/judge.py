@@ -22,8 +22,8 @@ QUESTIONS: tuple[Question, ...] = (
     judge_claims,  # is each rank who it says it is?
     judge_failed,  # did a rank fail by itself?
     judge_progress,  # does it hang at all?
-    judge_differing,  # do the ranks call the same collectives?
-    judge_aborted,  # of the same sizes?
+    judge_aborted,  # do the ranks call the same collectives, where gloo has aborted one?
+    judge_differing,  # and where all have told?
     judge_absent,  # are all processes and nodes there, and can they reach each other?
     judge_imports,  # are ranks still on their way?
     judge_start,  # have all ranks joined?
