@@ -26,7 +26,8 @@ DDP_CURE = (
 CURES: Mapping[WhyKind, str] = {
     "skipped-collective": "let every rank make this call, also one that has nothing to add",
     "extra-collective": "make this call on all ranks of the group, or on none: "
-    "move it out of the condition that only some ranks meet",
+    "move it out of the condition that only some ranks meet; where it comes after a loop, give the "
+    "loop as many rounds on all ranks",
     "mismatched-collective": "give all ranks the same operation, and tensors of the same shape "
     "and dtype, at this point",
 }
