@@ -8,6 +8,7 @@ import base64
 import contextlib
 import hashlib
 import logging
+import re
 import socket
 import sys
 from collections.abc import Iterable, Sequence
@@ -15,8 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from paramiko import PKey, RejectPolicy, SSHClient, SSHException, Transport
-from paramiko.auth_strategy import AuthFailure, OnDiskPrivateKey
-from paramiko.ssh_exception import BadHostKeyException, NoValidConnectionsError
+from paramiko.auth_strategy import AuthFailure, InMemoryPrivateKey, Password
+from paramiko.ssh_exception import (
+    BadHostKeyException,
+    ChannelException,
+    NoValidConnectionsError,
+)
 
 from lab.errors import LabError, UsageError
 from lab.transport.known_hosts import SYSTEM_FILE, KnownHosts, entry_name, private_file
@@ -29,10 +34,15 @@ NO_GREETING = ("Error reading SSH protocol banner", "No existing session")
 """How paramiko says that; the second where the greeting was given up a moment before."""
 GONE = (OSError, EOFError, SSHException)
 """What paramiko raises, one or the other, where there is no connection or it has ended."""
+MANY = 3
+"""Keys of an agent that are not named one by one any more."""
 KEEP_ALIVE = 15
 """Seconds without a word after which to say one, so that nobody on the way forgets us."""
 SILENCE = 60
 """Seconds after which a host that does not acknowledge what we say counts as gone."""
+
+_HOP = re.compile(r"(?:ssh://)?(?:(.*)@)?(\[.*\]|.*?:.*:.*?|.*?)(?::(\d+))?/?")
+"""One of `ProxyJump`: `[user@]host[:port]`, as a URI if need be, an IPv6 address in brackets."""
 
 # Its warnings with tracebacks would go to the terminal; what they are about is said by `explain`.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -98,23 +108,27 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
             return self.ssh_config.get("proxycommand")
         gateway = None
         for hop in jump.split(","):
-            name = self.derive_shorthand(hop)["host"]
+            user, name, port = _HOP.fullmatch(hop.strip()).groups()  # type: ignore[union-attr]  # anything fits
+            name = name.strip("[]")
             if name in self.way:
                 raise UsageError(f"ProxyJump leads from {self.way[-1]} back to {name}")
-            plain = SshSettings(None, None, self.settings.config)  # the topology's are for nodes
+            # The topology's user and port are for nodes.
+            plain = SshSettings(user, None if port is None else int(port), self.settings.config)
             own: dict[str, Any] = {} if gateway is None else {"gateway": gateway}
-            gateway = SshConnection(hop, plain, way=self.way, **own)
+            gateway = SshConnection(name, plain, way=self.way, **own)
         return gateway
 
     @property
     def place(self) -> str:
         """`user@host:port`, as messages name it."""
-        return f"{self.user}@{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.user}@{host}:{self.port}"
 
     @property
     def known_name(self) -> str:
         """The host as files of known hosts name it."""
-        return entry_name(self.host, self.port)
+        alias: str | None = self.ssh_config.get("hostkeyalias")
+        return alias or entry_name(self.host, self.port)
 
     def known_hosts(self) -> KnownHosts:
         """The keys that are known: lab's own, then those that ~/.ssh/config says to take."""
@@ -153,9 +167,10 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
         """Have paramiko take these keys for the host's: the first of each kind."""
         expected = self.client.get_host_keys()
         expected.clear()
+        name = entry_name(self.host, self.port)  # as paramiko asks, which knows no alias
         for key in keys:
-            if key.get_name() not in (expected.lookup(self.known_name) or {}):
-                expected.add(self.known_name, key.get_name(), key)
+            if key.get_name() not in (expected.lookup(name) or {}):
+                expected.add(name, key.get_name(), key)
 
     def offered_key(self) -> "HostKey":
         """The key that the host shows; it is not logged in to.
@@ -185,7 +200,10 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
 
     def explain(self, error: BaseException) -> str:
         """Why it could not be reached, and the cure, in one line."""
-        return f"no connection to {self.place}: {self._reason(error)}"
+        words = f"no connection to {self.place}: {self._reason(error)}"
+        if isinstance(self.gateway, str):
+            words += f" (ProxyCommand {self.gateway})"
+        return words
 
     def _reason(self, error: BaseException) -> str:
         if isinstance(error, BadHostKeyException):
@@ -208,6 +226,8 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
         if isinstance(error, NoValidConnectionsError):
             causes = {getattr(cause, "strerror", str(cause)) for cause in error.errors.values()}
             return f"{', '.join(sorted(causes))}: is the host up, and is it the port?"
+        if isinstance(error, ChannelException):
+            return f"{self.gateway.place} cannot reach it ({error.text}): is it up, is it the port?"
         if isinstance(error, TimeoutError):
             return f"no answer in {self.connect_timeout} s: is the host up, is it the address?"
         if any(words in str(error) for words in NO_GREETING):
@@ -215,20 +235,19 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
         return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
     def _refusal(self, error: AuthFailure) -> str:
-        tried = [_source_words(attempt.source) for attempt in error.result]
+        tried = [str(a.source.path) for a in error.result if hasattr(a.source, "path")]
+        agents = [a.source.pkey for a in error.result if isinstance(a.source, InMemoryPrivateKey)]
+        if len(agents) > MANY:
+            tried.insert(0, f"{len(agents)} keys of the agent")
+        else:
+            tried[:0] = [f"the agent's {key.get_name()} {fingerprint(key)}" for key in agents]
+        tried += ["password" for attempt in error.result if isinstance(attempt.source, Password)]
         said = {str(attempt.result).rstrip(".") for attempt in error.result}
         keys = f" ({', '.join(tried)})" if tried else ": there is no key to try"
         return (
             f"permission denied{keys}; {', '.join(sorted(said)) or 'nothing was tried'}. "
             f"Name the key (ssh.identity_file), or let it in: ssh-copy-id {self.user}@{self.host}"
         )
-
-
-def _source_words(source: Any) -> str:
-    if isinstance(source, OnDiskPrivateKey):
-        return str(source.path)
-    key = getattr(source, "pkey", None)
-    return "password" if key is None else f"the agent's {key.get_name()} {fingerprint(key)}"
 
 
 def _quick(sock: Any, *given: Any, **named: Any) -> Transport:

@@ -178,6 +178,63 @@ def agent(place: SshPlace, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         process.wait()
 
 
+@pytest.fixture
+def full_agent(place: SshPlace, agent: None) -> None:
+    """The agent has the right key behind more wrong ones than the server takes."""
+    subprocess.run(["ssh-add", "-qD"], check=True, timeout=60)
+    for number in range(7):
+        wrong = place.folder / f"wrong{number}"
+        write_private(wrong, KeyPair.new().private)
+        subprocess.run(["ssh-add", "-q", wrong], check=True, timeout=60)
+    subprocess.run(["ssh-add", "-q", place.server.identity], check=True, timeout=60)
+    (place.folder / "right.pub").write_text(place.server.user.public)
+
+
+def test_the_key_that_a_topology_names_comes_before_the_agents(
+    place: SshPlace, full_agent: None
+) -> None:
+    reach(transport(place))
+    said = refusal(transport(place, identity_file=None))
+    assert "permission denied (6 keys of the agent)" in said
+
+
+@pytest.mark.parametrize("more", ["", "    IdentitiesOnly yes\n"])
+def test_a_public_key_says_which_of_the_agents_to_use(
+    more: str, place: SshPlace, full_agent: None
+) -> None:
+    place.ssh_config(f"Host *\n    IdentityFile {place.folder}/right.pub\n{more}")
+    reach(transport(place, identity_file=None))
+
+
+def test_another_agent(place: SshPlace, agent: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = os.environ["SSH_AUTH_SOCK"]
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/no/such")
+    monkeypatch.setenv("THERE", there)
+    for where, reached in ((there, True), ("$THERE", True), ("none", False), ("/no", False)):
+        place.ssh_config(f"Host *\n    IdentityAgent {where}\n    IdentityFile /no/such\n")
+        hosts = transport(place, identity_file=None)
+        if reached:
+            reach(hosts)
+        else:
+            assert "there is no key to try" in refusal(hosts)
+
+
+def test_a_key_that_nobody_opens_is_named(place: SshPlace) -> None:
+    key = place.folder / "locked"
+    make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "open sesame", "-f", key]
+    subprocess.run(make, check=True, timeout=60)
+    assert f"{key} needs its passphrase: ssh-add it" in refusal(transport(place, identity_file=key))
+
+
+def test_a_host_that_is_known_by_another_name(place: SshPlace) -> None:
+    place.known.write_text(f"alias {place.server.key.public}\n")
+    assert "its host key is not known" in refusal(transport(place))
+    place.ssh_config("Host *\n    HostKeyAlias alias\n")
+    reach(transport(place))
+    place.known.write_text(f"alias {KeyPair.new().public}\n")
+    assert "ITS HOST KEY HAS CHANGED" in refusal(transport(place))
+
+
 def test_an_unknown_host_key_is_refused_with_its_fingerprint(place: SshPlace) -> None:
     place.known.write_text("")
     said = refusal(transport(place))
@@ -213,6 +270,44 @@ def test_a_jump_host_is_checked_as_well(place: SshPlace) -> None:
     assert log.count("Accepted publickey") == 2
     place.known.write_text("")
     assert "its host key is not known" in refusal(transport(place, text))
+
+
+@pytest.mark.parametrize(
+    ("jump", "place_of_it"),
+    [
+        ("me@jump", "me@jump:22"),
+        ("me@jump:2200", "me@jump:2200"),
+        ("ssh://me@jump:2200", "me@jump:2200"),
+        ("ssh://me@jump/", "me@jump:22"),
+        ("me@[::1]:2200", "me@[::1]:2200"),
+        ("me@fe80::1:22", "me@[fe80::1:22]:22"),
+        ("first, me@jump:2200", "me@jump:2200"),
+    ],
+)
+def test_the_forms_of_a_jump(jump: str, place_of_it: str, place: SshPlace) -> None:
+    place.ssh_config(f"Host inner\n    ProxyJump {jump}\n")
+    hosts = transport(place, re.sub("nodes: .*", "nodes: [inner]", place.topology()))
+    assert hosts.hosts.unopened(hosts.topology.nodes[0]).gateway.place == place_of_it
+
+
+def test_a_host_that_is_down_behind_a_jump_host(place: SshPlace) -> None:
+    port = place.server.port
+    place.ssh_config(
+        f"Host jump\n    HostName 127.0.0.1\n    Port {port}\n"
+        "Host inner\n    HostName 127.0.0.1\n    Port 1\n    ProxyJump jump\n"
+    )
+    said = refusal(
+        transport(place, re.sub("nodes: .*", "nodes: [inner]", place.topology(port=None)))
+    )
+    assert re.search(
+        rf"@127.0.0.1:1: \S+@127.0.0.1:{port} cannot reach it \(Connect failed\)", said
+    )
+
+
+def test_a_proxy_command_that_is_not_there_is_named(place: SshPlace) -> None:
+    place.ssh_config("Host *\n    ProxyCommand no-such-program %h\n")
+    said = refusal(transport(place))
+    assert said.endswith("No such file or directory (ProxyCommand no-such-program 127.0.0.1)")
 
 
 def test_jumps_in_a_ring(place: SshPlace) -> None:
