@@ -592,3 +592,41 @@ def test_who_imports_a_module_of_the_user_that_does_not_come_to_its_end_does_not
     own = rank(stack=[*frames(7), *frames(1, ("<frozen importlib>", "_find_and_load"))])
     joining = rank(stack=frames(5, (C10D, "init_process_group")))
     assert named(diagnose(evidence([joining, own]))) == ("rendezvous", (1,), 7)
+
+
+# Circles through two groups
+
+
+def in_turn(*groups: str, **members: list[int]) -> Json:
+    """A rank of four that has called so in these groups, and waits in the last."""
+    calls: list[Json] = []
+    for group in groups:
+        seq = 1 + sum(one["group"] == group for one in calls)
+        line = 10 if group == "0" else 9
+        calls.append(call(seq, line=line, ago=100.0 - len(calls)) | {"group": group})
+    found = rank(calls, waits=True)
+    ranks = {"0": [0, 1, 2, 3], **members}
+    found["groups"] = [
+        {"name": name, "backend": "gloo", "ranks": one} for name, one in ranks.items()
+    ]
+    return found
+
+
+ROUNDS = ("sub", "0", "sub", "0")
+
+
+def test_of_a_circle_the_only_rank_that_changed_its_rounds_is_named() -> None:
+    even = [in_turn(*ROUNDS, "sub", "0", sub=[0, 2]) for _ in range(2)]
+    skips, waits_for_it = (in_turn(*ROUNDS, last, sub=[1, 3]) for last in ("0", "sub"))
+    found = diagnose(evidence([even[0], skips, even[1], waits_for_it]))
+    assert named(found) == ("deadlock", (1,), 10)
+    assert "all_reduce [4] float32 of group sub (ranks 1, 3) at train.py:9" in found.summary
+    assert {rank for one in found.innocent for rank in one.ranks} == {0, 2, 3}
+
+
+def test_of_a_circle_all_are_named_where_half_of_the_ranks_have_changed() -> None:
+    first, second = (in_turn(*ROUNDS, "0", sub=pair) for pair in ([0, 2], [1, 3]))
+    waits = [in_turn(*ROUNDS, "sub", sub=pair) for pair in ([0, 2], [1, 3])]
+    found = diagnose(evidence([first, second, *waits]))
+    assert found.kind == "deadlock"
+    assert {0, 2} <= set(found.ranks) or {1, 3} <= set(found.ranks)
