@@ -5,8 +5,9 @@ load when they are asked for, so that `lab.parallel` in a script needs nothing b
 """
 
 import os
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from lab.lazy import lazily
 
 if TYPE_CHECKING:
     from lab.api import RankError, RunError, RunResult, run
@@ -17,26 +18,22 @@ __version__ = "0.1.0"
 
 __all__ = ["Job", "RankError", "RunError", "RunResult", "Topology", "load_topology", "run"]
 
-_HOMES = {
-    **dict.fromkeys(("RankError", "RunError", "RunResult", "run"), "lab.api"),
-    "Job": "lab.runs.job",
-    "Topology": "lab.topology",
-    "load_topology": "lab.topology",
-}
+_load, __dir__ = lazily(
+    globals(),
+    {
+        **dict.fromkeys(("RankError", "RunError", "RunResult", "run"), "lab.api"),
+        "Job": "lab.runs.job",
+        **dict.fromkeys(("Topology", "load_topology"), "lab.topology"),
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'lab' has no attribute {name!r}")
     try:
-        return getattr(import_module(_HOMES[name]), name)
+        return _load(name)
     except ImportError:
         if "LAB_IMPORTING_MAIN" in os.environ:
             # A rank imports the script that began its run, on a node without a controller's
             # packages. There it only needs the names to be there.
             return type(name, (), {"__doc__": "Only where runs are begun."})
         raise
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})

@@ -3,8 +3,9 @@
 The names load when they are asked for: `lab ckpt` needs what is here of checkpoints without torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lab.lazy import lazily
 
 if TYPE_CHECKING:
     from lab.training.checkpoints import Checkpoints
@@ -23,20 +24,13 @@ __all__ = [
     "wine_split",
 ]
 
-_HOMES = {
-    "Checkpoints": "lab.training.checkpoints",
-    **dict.fromkeys(("Split", "wine_split"), "lab.training.data"),
-    "Options": "lab.training.options",
-    "Trainer": "lab.training.trainer",
-    **dict.fromkeys(("World", "join_world"), "lab.training.world"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'lab.training' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = lazily(
+    globals(),
+    {
+        "Checkpoints": "lab.training.checkpoints",
+        **dict.fromkeys(("Split", "wine_split"), "lab.training.data"),
+        "Options": "lab.training.options",
+        "Trainer": "lab.training.trainer",
+        **dict.fromkeys(("World", "join_world"), "lab.training.world"),
+    },
+)

@@ -3,17 +3,13 @@
 The name loads when it is asked for: `lab ckpt` looks at what is on the disk, without torch.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lab.lazy import lazily
 
 if TYPE_CHECKING:
     from lab.training.checkpoints.checkpoints import Checkpoints
 
 __all__ = ["Checkpoints"]
 
-
-def __getattr__(name: str) -> Any:
-    if name != "Checkpoints":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from lab.training.checkpoints.checkpoints import Checkpoints
-
-    return Checkpoints
+__getattr__, __dir__ = lazily(globals(), {"Checkpoints": "lab.training.checkpoints.checkpoints"})
