@@ -4,8 +4,10 @@ Each is imported, and its options are looked at, when it is called for.
 """
 
 import inspect
+import traceback
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import typer
@@ -13,6 +15,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from lab import __version__
+from lab.errors import LabError
 
 _HERE = "Labs and runs"
 _HOSTS = "Hosts over SSH"
@@ -105,6 +108,21 @@ class _Group(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command.
+
+        Raises:
+            LabError: what it read ended too early. The parser would end without a word, as where
+                somebody ends a prompt with Ctrl-D; of that it hears otherwise (`typer.Abort`).
+        """
+        try:
+            return super().invoke(ctx)
+        except EOFError as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(place.filename).name}:{place.lineno}"
+            what = f"{type(error).__name__}: {error}".removesuffix(": ")
+            raise LabError(f"what lab was reading ended too early: {what} ({where})") from error
 
 
 app = typer.Typer(

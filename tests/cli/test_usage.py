@@ -1,6 +1,8 @@
 """Mistakes on the command line: one line with the cure, and exit code 2."""
 
 import inspect
+import subprocess
+import sys
 
 import pytest
 
@@ -72,3 +74,32 @@ def test_stalls_are_looked_for_alike_wherever_a_run_is_started() -> None:
     said = inspect.signature(run).parameters
     assert stall_of(STALL, ON_STALL) == Stall()
     assert Stall.of(said["stall"].default, said["on_stall"].default) == Stall()
+
+
+COMMAND_THAT = """
+import typer, lab.cli.runs
+def ps():
+    {0}
+lab.cli.runs.ps = ps
+from lab.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [
+        (
+            "raise EOFError('half of it')",
+            "lab: error: what lab was reading ended too early: EOFError: half of it (<string>:4)\n",
+        ),
+        ("typer.confirm('yes?')", ""),  # who ends a prompt knows it
+    ],
+    ids=["file", "prompt"],
+)
+def test_an_end_that_comes_too_early_is_told_unless_it_is_that_of_a_prompt(
+    does: str, told: str
+) -> None:
+    command = [sys.executable, "-P", "-c", COMMAND_THAT.format(does), "ps"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, told)
