@@ -594,6 +594,35 @@ def test_who_imports_a_module_of_the_user_that_does_not_come_to_its_end_does_not
     assert named(diagnose(evidence([joining, own]))) == ("rendezvous", (1,), 7)
 
 
+# Roots
+
+
+def broadcasts(**arguments: int) -> Json:
+    """A rank that waits in a broadcast that it has called so."""
+    stack = frames(10, (C10D, "broadcast"))
+    stack[0]["arguments"] = {"group": "0", **arguments}
+    return rank([call(1, "broadcast")], waits=True, stack=stack)
+
+
+def test_the_rank_that_waits_for_another_root_is_named() -> None:
+    found = diagnose(evidence([broadcasts(src=0), broadcasts(src=0), broadcasts(group_src=1)]))
+    assert named(found) == ("mismatched-collective", (2,), 10)
+    assert "with root 1 at train.py:10" in found.summary
+    assert found.innocent[0].ranks == (0, 1)
+    found = diagnose(evidence([broadcasts(src=0), rank([call(1, "broadcast")]), broadcasts(src=1)]))
+    assert found.ranks == (0, 2)
+    assert "nothing tells which of them is right" in found.evidence[-1]
+    found = diagnose(evidence([broadcasts(src=0), broadcasts(group_src=0)]))
+    assert found.kind == "unknown"
+
+
+def test_handles_of_different_operations_are_not_said_to_be_one() -> None:
+    handles = [rank([call(1)], stack=frames(n, code="work.wait()")) for n in (20, 30)]
+    found = diagnose(evidence(handles))
+    assert found.kind == "unknown"
+    assert "have all called it" not in found.summary
+
+
 # Circles through two groups
 
 

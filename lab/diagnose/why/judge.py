@@ -11,6 +11,7 @@ from lab.diagnose.why.differing import judge_differing
 from lab.diagnose.why.evidence import Evidence
 from lab.diagnose.why.failed import judge_failed, judge_rest
 from lab.diagnose.why.late import judge_late
+from lab.diagnose.why.other_root import judge_other_root
 from lab.diagnose.why.progress import judge_patience, judge_progress
 from lab.diagnose.why.start import judge_claims, judge_imports, judge_start
 from lab.diagnose.why.unknown import unknown
@@ -24,6 +25,7 @@ QUESTIONS: tuple[Question, ...] = (
     judge_progress,  # does it hang at all?
     judge_aborted,  # do the ranks call the same collectives, where gloo has aborted one?
     judge_differing,  # and where all have told?
+    judge_other_root,  # with the same root?
     judge_absent,  # are all processes and nodes there, and can they reach each other?
     judge_imports,  # are ranks still on their way?
     judge_start,  # have all ranks joined?

@@ -16,7 +16,8 @@ MOST = 16
 def unknown(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding:
     """Name nobody, and say what was seen."""
     together = [n for n, wait in waits.items() if not wait.awaited]
-    if waits and len(together) == len(evidence.ranks):
+    calls = {waits[n].what if waits[n].group is not None else None for n in together}
+    if len(together) == len(evidence.ranks) and len(calls) == 1 and None not in calls:
         what = (
             f"all ranks wait in {waits[together[0]].what}, have all called it, and none is behind: "
             "it may be slow, or the connections between them are lost"

@@ -1,0 +1,70 @@
+"""The verdict on ranks that name another root than others for the same collective.
+
+The flight recorder has no roots: they are known of those that wait, from the stack.
+"""
+
+from collections.abc import Mapping
+
+from lab.diagnose.finding import Finding
+from lab.diagnose.why.activity import activity_of
+from lab.diagnose.why.evidence import Evidence, GroupKey
+from lab.diagnose.why.telling import at
+from lab.diagnose.why.waits import Wait, innocents
+from lab.diagnose.why.wording import call_in_words, site_in_words, who
+from lab.diagnose.words import NOBODY_KNOWS, ranks_in_words
+
+CURE = "give all ranks the same root (src, dst)"
+
+
+def judge_other_root(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
+    """Name the ranks that wait for, or send to, another root; None where all have the same."""
+    together: dict[tuple[GroupKey, int], dict[int, list[int]]] = {}  # by call and root
+    for number, wait in sorted(waits.items()):
+        root = _root(evidence, number, wait)
+        if wait.call is not None and root is not None:
+            call = wait.call.group, wait.call.seq
+            together.setdefault(call, {}).setdefault(root, []).append(number)
+    for roots in together.values():
+        if len(roots) > 1:
+            return _finding(evidence, waits, roots)
+    return None
+
+
+def _root(evidence: Evidence, number: int, wait: Wait) -> int | None:
+    """Its global rank."""
+    arguments = activity_of(evidence.ranks[number]).arguments
+    for whole, inside in (("src", "group_src"), ("dst", "group_dst")):
+        if isinstance(arguments.get(whole), int):
+            return int(arguments[whole])
+        place = arguments.get(inside)
+        if isinstance(place, int) and wait.group is not None and place < len(wait.group[1]):
+            return wait.group[1][place]
+    return None
+
+
+def _finding(
+    evidence: Evidence, waits: Mapping[int, Wait], roots: Mapping[int, list[int]]
+) -> Finding:
+    """The majority of those that wait is right, if there is one."""
+    sides = sorted(roots.items(), key=lambda side: -len(side[1]))
+    (root, right), (other, wrong) = sides[:2]
+    is_known = len(right) > len(wrong)
+    ranks = tuple(sorted(n for at_root, side in sides if at_root != root for n in side))
+    if not is_known:
+        ranks = tuple(sorted(n for _, side in sides for n in side))
+    call = waits[wrong[0]].call
+    assert call is not None
+    told = [f"{ranks_in_words(side)}: root {at_root}" for at_root, side in sides]
+    finding = Finding(
+        "mismatched-collective",
+        "error",
+        f"{who(wrong, evidence)} called {call_in_words(call, evidence)} with root {other}"
+        f"{site_in_words(waits[wrong[0]].site)}, where {who(right, evidence)} called it with "
+        f"root {root}{site_in_words(waits[right[0]].site)}",
+        ranks=ranks,
+        nodes=evidence.nodes_of(ranks),
+        innocent=innocents(waits, ranks),
+        evidence=(*told, *(() if is_known else (NOBODY_KNOWS,))),
+        cure=CURE,
+    )
+    return at(finding, waits[wrong[0]].site)
