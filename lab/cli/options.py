@@ -12,6 +12,24 @@ from lab.errors import UsageError
 if TYPE_CHECKING:
     from lab.runs.stall import Stall
 
+WordsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="SCRIPT [ARGS]...",
+        help="What every rank runs. Default: the topology's job.",
+        show_default=False,
+    ),
+]
+ModuleOption = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        metavar="NAME=VALUE",
+        help="A variable for every rank; NAME alone passes yours. May be repeated.",
+        show_default=False,
+    ),
+]
 TopologyOption = Annotated[
     str | None,
     typer.Option(

@@ -22,7 +22,9 @@ from lab.cli.options import (
     ON_STALL,
     STALL,
     BackendOption,
+    EnvOption,
     JsonOption,
+    ModuleOption,
     NodesOption,
     OnOption,
     OnStallOption,
@@ -30,6 +32,7 @@ from lab.cli.options import (
     SlotsOption,
     StallOption,
     TopologyOption,
+    WordsArgument,
     chosen_ranks,
     stall_of,
 )
@@ -49,18 +52,9 @@ if TYPE_CHECKING:
 
 
 def run(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SCRIPT [ARGS]...",
-            help="What every rank runs. Default: the topology's job.",
-            show_default=False,
-        ),
-    ] = None,
+    words: WordsArgument = None,
     topology: TopologyOption = None,
-    module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")
-    ] = False,
+    module: ModuleOption = False,
     nodes: NodesOption = None,
     slots: SlotsOption = None,
     on: OnOption = None,
@@ -78,15 +72,7 @@ def run(
     no_python: Annotated[
         bool, typer.Option("--no-python", help="SCRIPT is an executable, not for Python.")
     ] = False,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--env",
-            metavar="NAME=VALUE",
-            help="A variable for every rank; NAME alone passes yours. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
+    env: EnvOption = None,
     env_file: Annotated[
         list[Path] | None,
         typer.Option(

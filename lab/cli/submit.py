@@ -13,13 +13,16 @@ from lab.cli.options import (
     ON_STALL,
     STALL,
     BackendOption,
+    EnvOption,
     JsonOption,
+    ModuleOption,
     NodesOption,
     OnStallOption,
     RunArgument,
     SlotsOption,
     StallOption,
     TopologyOption,
+    WordsArgument,
     stall_of,
 )
 from lab.cli.output import say
@@ -27,30 +30,13 @@ from lab.errors import UsageError
 
 
 def submit(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SCRIPT [ARGS]...",
-            help="What every rank runs. Default: the topology's job.",
-            show_default=False,
-        ),
-    ] = None,
+    words: WordsArgument = None,
     topology: TopologyOption = None,
-    module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")
-    ] = False,
+    module: ModuleOption = False,
     nodes: NodesOption = None,
     slots: SlotsOption = None,
     backend: BackendOption = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--env",
-            metavar="NAME=VALUE",
-            help="A variable for every rank; NAME alone passes yours. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
+    env: EnvOption = None,
     audit: Annotated[
         bool, typer.Option("--audit", help="Look for what is silently wrong with the training.")
     ] = False,
