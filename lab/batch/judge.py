@@ -13,6 +13,7 @@ from lab.node.task import SHARE
 from lab.runs.failures import Failures
 from lab.runs.verdict import Failure, Kind, Verdict
 from lab.topology import Topology
+from lab.topology.nodeset import expand_names
 
 TIME_IS_UP = ("TIMEOUT", "DEADLINE")
 CALLED_OFF = ("CANCELLED", "PREEMPTED")
@@ -103,13 +104,21 @@ def _first(told: Told, failures: Failures, silent: Mapping[int, str]) -> Failure
         return first
     if told.job.state in (*TIME_IS_UP, *CALLED_OFF) or not silent:
         return first
-    rank, node = min(silent.items())
+    hosts = {m["rank"]: m.get("host") for m in told.events if m["type"] == "started"}
+    names = {name.partition(".")[0] for name in _names(told.job.hosts)}
+    own = [one for one in silent.items() if (hosts[one[0]] or "").partition(".")[0] in names]
+    # Where nobody says which host it was, it is that of srun, which would have: the first.
+    rank, node = min(own, default=min(silent.items()))
     if told.job.state == "OUT_OF_MEMORY":
-        hosts = {m["rank"]: m.get("host") for m in told.events if m["type"] == "started"}
-        own = [one for one in silent.items() if told.job.hosts and hosts[one[0]] == told.job.hosts]
-        rank, node = min(own, default=(rank, node))
         return Failure(rank, node, "signal", 128 + Signals.SIGKILL, message=str(told.job))
     return Failure(rank, node, "node-lost", EXIT_FAILURE, message=f"the node is gone: {told.job}")
+
+
+def _names(hosts: str) -> Sequence[str]:
+    try:
+        return expand_names(hosts)
+    except ValueError:
+        return ()
 
 
 def _without_failure(told: Told) -> tuple[Kind, int, str]:

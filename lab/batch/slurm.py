@@ -24,6 +24,8 @@ _STARVED = (
     r"slurmstepd-?(\S*): error: exceeded job memory limit",
 )
 """slurmstepd's lines where memory was too little: the host's own, then what it tells the others."""
+_LOST_HOSTS = re.compile(r"srun: error: Node failure on (\S+)")
+"""srun's, before it ends what runs on the others (slurm/src/api/step_launch.c)."""
 _CAUSES = {
     "TIME LIMIT": "TIMEOUT",
     "PREEMPTION": "PREEMPTED",
@@ -190,6 +192,15 @@ def starved_in_output(lines: Sequence[str]) -> str | None:
             if (found := re.match(pattern, line, re.IGNORECASE)) is not None:
                 return found[1]
     return None
+
+
+def lost_in_output(lines: Sequence[str]) -> str:
+    """The hosts that Slurm has given up, as it writes a list of them; empty: none, or it is srun's.
+
+    When it ends the ranks of the others these may have no time for a last word either.
+    """
+    begun = max((n for n, line in enumerate(lines) if line.startswith(BEGINS)), default=0)
+    return ",".join(found[1] for line in lines[begun:] if (found := _LOST_HOSTS.match(line)))
 
 
 def _export(environment: Mapping[str, str]) -> str:

@@ -114,6 +114,17 @@ def test_a_limit_of_memory_is_laid_to_the_rank_of_its_host() -> None:
         assert "was killed for its memory" in verdict.summary
 
 
+def test_a_lost_host_is_the_one_that_slurm_names() -> None:
+    """It kills the ranks of all others, and none of them has a last word."""
+    events = [{**began(rank, world=3), "host": f"n{rank}.cluster"} for rank in (0, 1, 2)]
+    for hosts, rank in (("n1", 1), ("n[1-2]", 1), ("n[0-2]", 0), ("", 0), ("elsewhere", 0)):
+        known = told(*events, state="NODE_FAIL", code=None)
+        verdict = judge(replace(known, job=JobState("NODE_FAIL", hosts=hosts)))
+        assert verdict.first is not None
+        assert (verdict.kind, verdict.first.rank) == ("node-lost", rank)
+        assert verdict.first.node == f"node{rank}"
+
+
 def test_no_rank_has_begun() -> None:
     verdict = judge(told(code=2, words="module: command not found"))
     assert (verdict.kind, verdict.exit_code) == ("not-started", 2)

@@ -10,7 +10,7 @@ import pytest
 from lab.batch import run as batch_run
 from lab.batch.job_state import JobState
 from lab.batch.login import Container, Here, login_of
-from lab.batch.slurm import Slurm, end_in_output, starved_in_output
+from lab.batch.slurm import Slurm, end_in_output, lost_in_output, starved_in_output
 from lab.batch.states import ASK_EVERY, states
 from lab.errors import LabError
 from lab.runs.directory import RunDirectory
@@ -339,6 +339,19 @@ def test_a_limit_of_memory_in_the_output(lines: list[str], host: str | None) -> 
     begins = "lab: job 7, restart 0: 2 ranks, node0:29500"
     assert starved_in_output([begins, *lines]) == host
     assert starved_in_output([*lines, begins.replace("restart 0", "restart 1")]) is None
+
+
+def test_the_host_that_a_job_has_lost() -> None:
+    begins = "lab: job 4, restart 0: 3 ranks, node0:20004"
+    lost = [
+        "slurmstepd-node0: error: *** JOB 4 ON node0 CANCELLED AT 2026-11-30T11:45:40 DUE TO NODE "
+        "FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
+        "srun: error: Node failure on node1",
+        "srun: error: Node failure on rack[2-3]",
+        "srun: error: node0: task 0: Killed",
+    ]
+    assert lost_in_output([begins, *lost]) == "node1,rack[2-3]"
+    assert lost_in_output([begins, *lost, begins.replace("restart 0", "restart 1")]) == ""
 
 
 def test_a_state_of_a_later_slurm_is_not_taken_for_the_end() -> None:
