@@ -116,6 +116,8 @@ class JobFiles:
                     log(rank.node, rank.rank, stream, text)
             new += events
         for message in sorted(new, key=lambda message: float(message["at"])):
+            if message.get("restart", self.restart) < self.restart:
+                continue  # of a host that was frozen: its rank has long been begun elsewhere
             if message["type"] == "started" and message["restart"] > self.restart:
                 self.restart = message["restart"]
                 self.events = []
@@ -127,6 +129,11 @@ class JobFiles:
     def started(self) -> set[int]:
         """Ranks that have begun, this time."""
         return {m["rank"] for m in self.events if m["type"] == "started"}
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the ranks are ended since they made no progress."""
+        return any(m["type"] == "stop" for m in self.events)
 
     @property
     def silent(self) -> dict[int, str]:

@@ -42,6 +42,8 @@ class JobInquiry:
         self._files = files
         self._record = Record(files.places, files.nodes)
         self._ports: dict[str, int] = {}
+        self._mute: dict[int, RankRecord] = {}
+        """Who did not answer the last question: nobody waits for them a second time."""
         self.name = run.name
 
     def ask(self) -> dict[str, Any]:
@@ -50,7 +52,7 @@ class JobInquiry:
         Raises:
             LabError: none has begun, or none answers.
         """
-        return settled(self._run, self._evidence("asked", None))
+        return settled(self._run, self._evidence("asked"))
 
     def wait_for_stall(self, limit: float) -> dict[str, Any]:
         """The same, as soon as no rank has made progress for so many seconds.
@@ -62,13 +64,13 @@ class JobInquiry:
             answers, _ = self._round("pulse")
             still = min((one.get("still_s", 0.0) for one in answers.values()), default=limit)
             if still >= limit - POLL:
-                evidence = self._evidence("stall", still)
+                evidence = self._evidence("stall")
                 # What moved while it was asked is no stall.
                 if not any(map(_has_moved, self._record.ranks.values())):
                     return settled(self._run, evidence)
             time.sleep(max(LEAST, limit - still))
 
-    def _evidence(self, because: str, stalled_s: float | None) -> dict[str, Any]:
+    def _evidence(self, because: str) -> dict[str, Any]:
         if not self._ports:  # the first round tells where the hosts can be tried
             self._round("pulse")
         answers, awaited = self._round("state", **self._visits())
@@ -86,7 +88,8 @@ class JobInquiry:
         for name, node in self._record.nodes.items():
             own = {rank for rank, known in self._record.ranks.items() if known.node == name}
             node.answered = not own & awaited or bool(own & answers.keys())
-        return self._record.evidence(because, stalled_s, None)
+        still = min(one.get("still_s", 0.0) for one in answers.values())
+        return self._record.evidence(because, None if because == "asked" else still, None)
 
     def _round(self, what: str, **more: Any) -> tuple[dict[int, Message], set[int]]:
         """Ask all ranks that run now; what those say that answer, and who was waited for."""
@@ -104,6 +107,7 @@ class JobInquiry:
             known = self._record.ranks[rank]
             known.take(state, asked)
             self._ports[known.node] = state["tried"]["port"] or SLURMD_PORT
+        self._mute = {n: self._record.ranks[n] for n in awaited - answers.keys()}
         return answers, awaited
 
     def _hear(
@@ -114,8 +118,9 @@ class JobInquiry:
         answers: dict[int, Message] = {}
         look_at = time.monotonic()  # for ranks that have ended meanwhile
         give_up = look_at + PATIENCE
+        mute = {n for n, known in self._mute.items() if known is asked.get(n)}
         is_over = False
-        while not awaited <= answers.keys() and not is_over:
+        while not awaited - mute <= answers.keys() and not is_over:
             time.sleep(POLL)
             # To look at all files once may take long, too: so they are, once more, when time is up.
             now = time.monotonic()

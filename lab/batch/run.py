@@ -19,7 +19,7 @@ from lab.batch.files import JobFiles, nodes_of
 from lab.batch.job_state import JobState
 from lab.batch.login import login_of
 from lab.batch.script import render_sbatch
-from lab.batch.slurm import Slurm, end_in_output, starved_in_output
+from lab.batch.slurm import Slurm, end_in_output, lost_in_output, starved_in_output
 from lab.batch.states import ASK_EVERY, states, was_active_just_now
 from lab.errors import LabError, UsageError
 from lab.node.task import NODES, SHARE
@@ -159,7 +159,8 @@ class BatchRun:
             files.read(heard.log, heard.event)  # after the end all is there
             if code and files.silent:  # has it lost a node? Slurm may know only later
                 state = self._patient_state()
-            if not state.active:
+            # A host that does not answer may keep a job that was ended for it from being over.
+            if not state.active or (state.state == "COMPLETING" and files.is_stopped):
                 break
             time.sleep(POLL)
         verdict = self._settle(files, state, code, heard)
@@ -196,6 +197,8 @@ class BatchRun:
             state = end_in_output(said) or state
         if code and (host := starved_in_output(said)) is not None:
             state = JobState("OUT_OF_MEMORY", hosts=host)
+        elif hosts := lost_in_output(said):
+            state = replace(state, hosts=hosts)
         verdict = judge(Told(self.topology, files.events, state, code, words))
         if verdict.first is not None:
             last = heard.last_lines.of(verdict.first.rank)

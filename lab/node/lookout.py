@@ -60,6 +60,8 @@ class Lookout:
         self._is_told = False
         self.wants_end = False
         """Whether the rank is to be ended, since the ranks do not go on."""
+        self.is_deaf = False
+        """Whether there are hosts that did not answer, and so may not hear of an end either."""
 
     def on_output(self) -> None:
         """The rank wrote."""
@@ -123,11 +125,14 @@ class Lookout:
             self._begin_anew()
         elif self._stops:
             self.wants_end = True
+            self.is_deaf = not all(answer["answered"])
 
     def _answer(self) -> Mapping[str, Any] | None:
         with contextlib.suppress(OSError, ValueError, KeyError):
             told = json.loads((self._run / ANSWER).read_text())
-            return {"finding": told["finding"], "stalled_s": told["evidence"]["stalled_s"]}
+            seen = told["evidence"]
+            answered = [node["answered"] for node in seen["nodes"].values()]
+            return {**told, "stalled_s": seen["stalled_s"], "answered": answered}
         return None
 
     def _begin_anew(self) -> None:

@@ -6,6 +6,7 @@ controller, and ends as the rank ends:
 
     <run>/<node>/rank3.out, rank3.err      what the rank wrote; it goes to stdout and stderr as well
     <run>/<node>/rank3.events.jsonl        messages of `lab.node.protocol`, with the time as `at`
+                                           and `restart`: how often Slurm has begun the job again
     <run>/why/<number>/rank3.json          its `state`, when it was asked for (`lab.node.questions`)
 
 An event `why` says that no rank makes progress (`because`, `stalled_s`, `finding`; `rank`: whose
@@ -22,6 +23,7 @@ import platform
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -54,6 +56,8 @@ TICK = 0.5
 """Seconds between two looks at what is due here."""
 STALL_GRACE = 1.0
 """Seconds between SIGTERM and SIGKILL for a rank that waits in vain."""
+CANCEL_PATIENCE = 10.0
+"""Seconds for scancel, while which nothing else is looked after."""
 OWN = 0
 """The number of questions that are the task's own: those of others are times."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -75,6 +79,7 @@ class Task:
         self._env = env
         self._command = fill(command, env)
         self._rank = int(env["RANK"])
+        self._restart = int(env.get("SLURM_RESTART_COUNT", 0))
         self._meets = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
         self._run = Path(env["LAB_RUN_DIR"])
         folder = self._run / node
@@ -126,7 +131,6 @@ class Task:
             pid=pid,
             host=socket.gethostname(),
             python=platform.python_version(),
-            restart=int(self._env.get("SLURM_RESTART_COUNT", 0)),
             world={"master": self._meets, "ranks": int(self._env["WORLD_SIZE"])},
         )
         self._pipes.add(self._rank, dict(zip(STREAMS, reads, strict=True)))
@@ -200,8 +204,23 @@ class Task:
                 grace = {"grace": STALL_GRACE, "ranks": [self._rank]}
                 self._report("stop", rank=self._rank, because="stall", **grace)
                 processes.signal_group(pid, signal.SIGTERM)
+                if self._lookout.is_deaf:
+                    self._cancel_job()
             elif now >= self._kill_at:
                 processes.signal_group(pid, signal.SIGKILL)
+
+    def _cancel_job(self) -> None:
+        """End the job, for srun would wait for hosts that do not answer.
+
+        Slurm itself gives them up later, and then would have the job begin again.
+        """
+        job = self._env.get("SLURM_JOB_ID")
+        if job is not None:
+            scancel = ["scancel", job]
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(
+                    scancel, stdin=subprocess.DEVNULL, timeout=CANCEL_PATIENCE, check=False
+                )
 
     def _on_state(self, state: dict[str, Any]) -> None:
         if state["id"] == OWN:
@@ -237,8 +256,8 @@ class Task:
         else:
             if type == "exception":
                 self._is_victim = consequence(fields["chain"]) > 0
-            message = {"at": time.time(), "type": type, "node": self._node, **fields}
-            self._events.write(encode(message))
+            where = {"node": self._node, "restart": self._restart}
+            self._events.write(encode({"at": time.time(), "type": type, **where, **fields}))
 
 
 def main() -> int:

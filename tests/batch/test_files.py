@@ -81,6 +81,22 @@ def test_after_a_requeue_only_what_came_since_counts(tmp_path: Path) -> None:
     assert len(files.events) == 5, "all are handed on"
 
 
+def test_a_rank_that_a_host_still_has_from_before_does_not_count(tmp_path: Path) -> None:
+    """It was frozen until Slurm had given it up, and comes back: the rank runs elsewhere."""
+    files = Files(tmp_path)
+    for restart in (0, 1):
+        for rank in (0, 1):
+            files.tell(rank, "started", 1.0 + restart, restart=restart)
+    files.tell(1, "exception", 9.0, restart=0)
+    files.tell(1, "exit", 10.0, restart=0)
+    files.read()
+    assert files.events == [("started", 0), ("started", 1)] * 2
+    assert files.job.silent == {0: "node0", 1: "node1"}
+    files.tell(1, "exit", 11.0, restart=1)
+    files.read()
+    assert files.job.silent == {0: "node0"}
+
+
 def test_ranks_that_torchrun_has_started_anew_run(tmp_path: Path) -> None:
     files = Files(tmp_path)
     for at in (1.0, 10.0):

@@ -82,6 +82,7 @@ def answer(
     place = {"node": f"node{rank}", "meets": "node0:29500", "tried": PEER}
     pulses = [{"at": 1.0, "process": process, "probe": {"seqs": {}, "where": "train.py:6"}}]
     told = {**state, **place, "probe": probe(7), "pulses": pulses, "last_output": 0.5}
+    told["still_s"] = still_s
     seen = set(seen)
     while askers:
         for what in asked(run.path):
@@ -172,6 +173,29 @@ def test_a_job_none_of_whose_ranks_answers_is_not_judged(
     write_events(run, 0)
     with pytest.raises(LabError, match="no rank of run 20260101-pair answers"):
         ask_ranks(run)
+
+
+def test_one_that_does_not_answer_is_waited_for_once(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patience = iter((2.0, 600.0))
+    hear = inquiry.JobInquiry._hear
+
+    def patiently(*given: Any) -> Any:
+        monkeypatch.setattr("lab.batch.inquiry.PATIENCE", next(patience))
+        return hear(*given)
+
+    monkeypatch.setattr("lab.batch.inquiry.JobInquiry._hear", patiently)
+    for rank in range(2):
+        write_events(run, rank)
+    told: list[dict[str, Any]] = []
+    for job in (lambda: told.append(ask_ranks(run)), lambda: answer(run, 0)):
+        threading.Thread(target=job, daemon=True).start()
+    give_up = time.monotonic() + 60
+    while not told and time.monotonic() < give_up:
+        time.sleep(0.1)
+    (nodes,) = (one["evidence"]["nodes"] for one in told)
+    assert [node["answered"] for node in nodes.values()] == [True, False]
 
 
 def test_a_rank_that_ended_is_not_waited_for_and_its_node_is_not_silent(run: RunDirectory) -> None:

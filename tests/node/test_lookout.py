@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,8 @@ JUDGE = """
 import json, sys
 with open(sys.argv[1] + "/why.json", "w") as file:
     finding = {{"kind": "{kind}", "after": float(sys.argv[2])}}
-    json.dump({{"finding": finding, "evidence": {{"stalled_s": 1.5}}}}, file)
+    nodes = {{"a": {{"answered": True}}, "b": {{"answered": {answered}}}}}
+    json.dump({{"finding": finding, "evidence": {{"stalled_s": 1.5, "nodes": nodes}}}}, file)
 """
 
 
@@ -29,18 +31,23 @@ def run_task(
     kind: str = "busy-alone",
     stop: bool = False,
     claimed: bool = False,
+    answered: bool = True,
+    env: Mapping[str, str] = PLACE,
 ) -> int:
-    """Until the rank has ended; the exit code. `claimed`: by another rank's task."""
+    """Until the rank has ended; the exit code.
+
+    `claimed`: by another rank's task; `answered`: whether all hosts were heard of.
+    """
     run = folder / "runs/20260101-quad"
     claim = run / "why/stall-0-0"
     (claim if claimed else run).mkdir(parents=True)
-    stall = {"after": 1, "stop": stop, "judge": ["-c", JUDGE.format(kind=kind)]}
+    stall = {"after": 1, "stop": stop, "judge": ["-c", JUDGE.format(kind=kind, answered=answered)]}
     (run / NODES).write_text(json.dumps({**NAMES, "stall": stall}))
     (folder / "script.py").write_text(script)
     done = subprocess.run(
         [sys.executable, "-P", "-m", "lab.node.task", "script.py"],
         cwd=folder,
-        env={**os.environ, **PLACE, "LAB_RUN_DIR": str(run)},
+        env={**os.environ, **env, "LAB_RUN_DIR": str(run)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=120,
@@ -88,6 +95,24 @@ time.sleep(600)
     assert run_task(tmp_path, script, stop=True) == 143
     assert [event["type"] for event in told(tmp_path)] == ["why", "stop"]
     assert (events(tmp_path)[-1]["type"], events(tmp_path)[-1]["code"]) == ("exit", 143)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_job_with_hosts_that_do_not_answer_is_ended_as_a_whole(
+    tmp_path: Path, answered: bool
+) -> None:
+    """srun would wait for them."""
+    scancel = tmp_path / "bin/scancel"
+    scancel.parent.mkdir()
+    scancel.write_text(f"#!/bin/sh\necho $* >{tmp_path}/cancelled\n")
+    scancel.chmod(0o755)
+    path = f"{scancel.parent}:{os.environ['PATH']}"
+    env = {**PLACE, "SLURM_JOB_ID": "17", "PATH": path}
+    script = "import time\ntime.sleep(600)"
+    assert run_task(tmp_path, script, stop=True, answered=answered, env=env) == 143
+    assert (tmp_path / "cancelled").exists() != answered
+    if not answered:
+        assert (tmp_path / "cancelled").read_text() == "17\n"
 
 
 def test_one_that_is_only_slow_is_not(tmp_path: Path) -> None:
