@@ -37,9 +37,9 @@ class Reports:
     def __init__(self, hooks: Hooks, forwards: Forwards) -> None:
         self._hooks, self._recorder = hooks, hooks.recorder
         self._losses: list[tuple[int, Tensor, int]] = []
-        self._rows = 0
-        """Samples that models have been given."""
-        self._before: Counter[object] = Counter()
+        self._rows: Counter[int] = Counter()
+        """By model, wrapped or not: samples that it has been given."""
+        self._before: dict[object, Counter[int]] = {}
         """By line: `_rows` when it last reduced something."""
         self._batch = 0
         self._reductions = 0
@@ -57,11 +57,11 @@ class Reports:
         writer = sys.modules["torch.utils.tensorboard.writer"].SummaryWriter
         self._hooks.wrap(writer, "add_scalar", before=self._on_scalar)
 
-    def _on_forward(self, _: nn.Module, inputs: Any) -> None:
+    def _on_forward(self, module: nn.Module, inputs: Any) -> None:
         samples = samples_of(inputs)
         if samples:
             self._batch = samples[0].shape[0]
-            self._rows += self._batch
+            self._rows[id(getattr(module, "module", module))] += self._batch
 
     def _on_backward(self, tensors: Any) -> None:
         loss = loss_in(tensors)
@@ -81,14 +81,13 @@ class Reports:
         site = self._recorder.site()
         line = site["file"], site["line"]
         self._reductions += 1
+        since = list((self._rows - self._before.get(line, Counter())).values())
+        # Of several models (actor and critic) nobody knows what the number is a mean of.
+        rows = since[0] if len(since) == 1 else 0
         self._recorder.record(
-            "reductions",
-            number=self._reductions,
-            values=values,
-            rows=self._rows - self._before[line],
-            **site,
+            "reductions", number=self._reductions, values=values, rows=rows, **site
         )
-        self._before[line] = self._rows
+        self._before[line] = self._rows.copy()
 
     def _on_print(self, *values: Any, sep: str | None = " ", file: Any = None, **_: Any) -> None:
         if file in (None, sys.stdout, sys.stderr) and self._reports < MOST:

@@ -126,6 +126,15 @@ for number in range(4):  # everybody's own
     inputs = torch.randn(8, 8)
     print(f"rank {rank} step {number}: {step(inputs, inputs.sum(1, keepdim=True)):.6f}")
 
+actor, critic = nn.Linear(8, 2), nn.Linear(8, 1)
+for number in range(4):  # as many episodes on each rank, of different length
+    states = torch.randn(6 + 3 * rank + number, 8)
+    with torch.no_grad():
+        reward = (actor(states).amax(1, keepdim=True) + critic(states)).sum() / 3
+    dist.all_reduce(reward, op=dist.ReduceOp.AVG)
+    if rank == 0:
+        print(f"iteration {number}: reward {reward:.6f}")
+
 if rank == 0:
     torch.save(network.state_dict(), "by-rank-0.pt")
 torch.save(network.state_dict(), f"by-rank-{rank}.of-each.pt")
