@@ -23,11 +23,12 @@ DDP_CURE = (
     "nothing (its loss times 0), or all ranks skip the step together; a parameter that gets no "
     "gradient has the same effect"
 )
+LOOP_CURE = "; where it comes after a loop, give the loop as many rounds on all ranks"
 CURES: Mapping[WhyKind, str] = {
-    "skipped-collective": "let every rank make this call, also one that has nothing to add",
+    "skipped-collective": "let every rank make this call, also one that has nothing to add"
+    + LOOP_CURE,
     "extra-collective": "make this call on all ranks of the group, or on none: "
-    "move it out of the condition that only some ranks meet; where it comes after a loop, give the "
-    "loop as many rounds on all ranks",
+    "move it out of the condition that only some ranks meet" + LOOP_CURE,
     "mismatched-collective": "give all ranks the same operation, and tensors of the same shape "
     "and dtype, at this point",
 }
