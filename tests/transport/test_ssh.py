@@ -221,7 +221,7 @@ def test_another_agent(place: SshPlace, agent: None, monkeypatch: pytest.MonkeyP
 
 def test_a_key_that_nobody_opens_is_named(place: SshPlace) -> None:
     key = place.folder / "locked"
-    make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "open sesame", "-f", key]
+    make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "open sesame", "-f", str(key)]
     subprocess.run(make, check=True, timeout=60)
     assert f"{key} needs its passphrase: ssh-add it" in refusal(transport(place, identity_file=key))
 
