@@ -623,6 +623,35 @@ def test_handles_of_different_operations_are_not_said_to_be_one() -> None:
     assert "have all called it" not in found.summary
 
 
+# Ranks at the end of their script
+
+
+def lingers(**changes: Any) -> Json:
+    """A rank that has called three, and whose main thread waits for another one."""
+    shutdown = {"file": "/python3.11/threading.py", "line": 1, "function": "_shutdown"}
+    found = rank(STEP[:3], stack=[shutdown | {"user": False}], **changes)
+    found["threads"].append({"name": "uploader", "main": False, "frames": []})
+    return found
+
+
+def test_a_rank_that_waits_for_its_own_threads_has_ended_early() -> None:
+    found = diagnose(evidence([waiting(), lingers(), waiting()]))
+    assert named(found) == ("ended-early", (1,), 10)
+    assert "waits for its other threads (uploader)" in found.summary
+
+
+def test_a_rank_that_does_not_end_is_named_though_nobody_waits_for_it() -> None:
+    ended = rank(ended={"code": 0, "signal": None})
+    found = diagnose(evidence([lingers(), ended]))
+    assert named(found) == ("busy-alone", (0,), None)
+    assert "(uploader)" in found.summary
+    found = diagnose(evidence([late(30), ended]))
+    assert named(found) == ("busy-alone", (0,), 30)
+    failed = rank(ended={"code": 1, "signal": None})
+    assert diagnose(evidence([late(30), failed])).kind == "unknown"
+    assert diagnose(evidence([late(30), late(30), ended])).ranks == (0, 1)
+
+
 # Circles through two groups
 
 

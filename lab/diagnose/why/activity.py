@@ -21,6 +21,8 @@ class Doing(Enum):
     """A library, perhaps for a call that needs more of it: that may take long where many read."""
     SAVING = auto()
     LOADING = auto()
+    ENDING = auto()
+    """The script is at its end, and the process waits for other threads."""
     ELSE = auto()
     """In its own code, or in a library that is not known here."""
     UNKNOWN = auto()
@@ -61,6 +63,8 @@ def activity_of(rank: Rank) -> Activity:
     """
     if not rank.frames:
         return Activity(Doing.UNKNOWN)
+    if rank.is_over:
+        return Activity(Doing.ENDING)
     depth = next((n for n, frame in enumerate(rank.frames) if frame.user), len(rank.frames))
     site = rank.frames[depth] if depth < len(rank.frames) else None
     library = [frame for frame in rank.frames[:depth] if name_of(frame) not in _WRAPPERS]

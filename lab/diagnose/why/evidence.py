@@ -91,6 +91,8 @@ class Rank:
     """Why there is no stack."""
     time: float | None
     """When it answered, by the clock of its node."""
+    other_threads: tuple[str, ...]
+    """Names of all but the main one."""
     frames: tuple[Frame, ...]
     """Of the main thread, innermost first; of one that communicates where it waits for that."""
     groups: Mapping[GroupKey, str]
@@ -151,6 +153,14 @@ class Rank:
     def is_in_script(self) -> bool:
         """Whether its main thread runs the user's code: it has begun, and has not ended."""
         return any(frame.user for frame in self.frames)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its script has come to its end, and only waits for threads that it has begun."""
+        return any(
+            one.function == "_shutdown" and one.file.endswith("/threading.py")
+            for one in self.frames
+        )
 
     @property
     def is_stopped(self) -> bool:
@@ -251,6 +261,7 @@ def _rank(number: int, data: Json) -> Rank:
         source=data.get("source"),
         error=data.get("error"),
         time=data.get("time"),
+        other_threads=tuple(one["name"] for one in threads if not one["main"]),
         frames=_stack([[_frame(f) for f in one["frames"]] for one in threads]),
         groups={groups[one["name"]]: one.get("backend") or "" for one in data.get("groups") or ()},
         collectives=tuple(

@@ -11,6 +11,7 @@ from lab.diagnose.why.differing import judge_differing
 from lab.diagnose.why.evidence import Evidence
 from lab.diagnose.why.failed import judge_failed, judge_rest
 from lab.diagnose.why.late import judge_late
+from lab.diagnose.why.lingering import judge_lingering
 from lab.diagnose.why.other_root import judge_other_root
 from lab.diagnose.why.progress import judge_patience, judge_progress
 from lab.diagnose.why.start import judge_claims, judge_imports, judge_start
@@ -32,6 +33,7 @@ QUESTIONS: tuple[Question, ...] = (
     judge_patience,  # do steps take that long?
     judge_late,  # for whom does everybody wait, and what does that rank do?
     judge_deadlock,  # do they wait in a circle?
+    judge_lingering,  # is it only that some do not end?
     judge_rest,  # a rank has failed, and nothing of this is why
 )
 """In the order in which a person would ask: what comes first would falsify what follows."""

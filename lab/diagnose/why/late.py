@@ -63,7 +63,8 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
         cure=CURES.get(kind),
     )
     # The line that a rank which has ended did not come to is where the others wait for it.
-    return at(finding, wait.site if first.ended is not None else activity.site)
+    is_over = first.ended is not None or activity.doing is Doing.ENDING
+    return at(finding, wait.site if is_over else activity.site)
 
 
 def _reason(evidence: Evidence, rank: Rank, waits: Mapping[int, Wait]) -> WhyKind:
@@ -71,7 +72,7 @@ def _reason(evidence: Evidence, rank: Rank, waits: Mapping[int, Wait]) -> WhyKin
         return "failed" if rank.ended["code"] else "ended-early"
     activity = activity_of(rank)
     doing = activity.doing
-    if activity.function == LEAVING:
+    if activity.function == LEAVING or doing is Doing.ENDING:
         return "ended-early"
     wait = _wait_for(waits, (rank.number,))
     if wait.call is not None and wait.call.via == "backward" and unused_by(rank, evidence):

@@ -16,6 +16,7 @@ VERBS = {
     Doing.IMPORTING: "imports what it needs",
     Doing.SAVING: "saves a checkpoint",
     Doing.LOADING: "loads a checkpoint",
+    Doing.ENDING: "has come to the end of its script, and waits for its other threads",
     Doing.ELSE: "is",
 }
 
@@ -28,6 +29,8 @@ def does(rank: Rank, activity: Activity) -> str:
     code = f": `{activity.site.code}`" if activity.site and activity.site.code else ""
     if activity.doing is Doing.UNKNOWN:
         return f"shows no stack ({rank.error or 'no answer'})"
+    if activity.doing is Doing.ENDING:
+        return f"{VERBS[activity.doing]} ({', '.join(rank.other_threads[:4])})"
     if activity.doing is Doing.ELSE:
         use = ", busy" if rank.is_busy else ", using no processor time" if rank.is_idle else ""
         return f"is{place or ' in its own code'}{code}{use}"
