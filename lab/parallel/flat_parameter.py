@@ -5,9 +5,13 @@
     shard        rank 0's    | rank 1's              slice: all that a rank keeps
 
 `gather` fetches the other shards into `full`, whose views are the parameters that a forward sees;
-`free` gives the memory back. Their gradients are collected in a tensor of the same layout, and
-`reduce` gives each rank the sum of its N-th: an all-to-all, then a sum in rank order, so that it is
-bitwise what one process gets that accumulates the ranks' batches one after another.
+`free` gives the memory back. Their gradients are collected as backward makes them. `reduce` puts
+them into a tensor of the same layout and gives each rank the sum of its N-th: an all-to-all, then a
+sum in rank order, so that it is bitwise what one process gets that accumulates the ranks' batches
+one after another.
+
+A whole unit of gradients is there twice at most: what is on its way, while backward makes the next
+unit's. What comes in takes the place of what has left (`exchange.py`).
 
 On the wire each of both moves (N-1)/N of the full tensor per rank. gloo's own reduce-scatter is an
 all-reduce, which moves twice as much.
@@ -23,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lab.parallel.exchange import Exchange
 from lab.parallel.layout import in_memory_order, lay_out
 from lab.parallel.meter import Meter
 from lab.parallel.ordered import sum_in_rank_order
@@ -114,12 +119,9 @@ class FlatParameter:
         self._gathering: dist.Work | None = None
         self.full.untyped_storage().resize_(0)
 
-        self.gradients: Tensor | None = None
-        """[N x length] in the reduce dtype: what this rank's backward gave so far."""
-        self.collected: set[int] = set()
-        """Numbers of the slots that have some there."""
-        self._reducing: tuple[dist.Work, Tensor, Tensor] | None = None
-        """What is sent, and what is received."""
+        self.collected: dict[int, Tensor] = {}
+        """By number of the slot, in the reduce dtype: what this rank's backward gave so far."""
+        self._reducing: Exchange | None = None
 
     def _cut(self, slot: Slot) -> None:
         """Move this rank's part of a whole parameter into the shard."""
@@ -189,7 +191,7 @@ class FlatParameter:
     # Gradients.
 
     def collect(self, number: int) -> None:
-        """Move a slot's gradient from its parameter to the flat tensor, or add it there."""
+        """Take a slot's gradient from its parameter, or add it to what was collected."""
         slot = self.slots[number]
         gradient = slot.unsharded.grad
         assert gradient is not None
@@ -199,14 +201,13 @@ class FlatParameter:
                 f"the gradient of {slot.name} is sparse and shards are dense: "
                 "make its layer with sparse=False"
             )
-        if self.gradients is None:
-            self.gradients = self._new_gradients()
-        view = slot.view(self.gradients)
-        if number in self.collected:
-            view.add_(gradient)
+        before = self.collected.get(number)
+        if before is None:
+            self.collected[number] = gradient.to(self.reduce_dtype)
+            self.meter.gradients.add(self.collected[number].nbytes)
         else:
-            view.copy_(gradient)
-            self.collected.add(number)
+            # Not in place: autograd may have given one memory to two parameters.
+            self.collected[number] = before + gradient
 
     def shard_of_gradients(self) -> Tensor:
         """The sharded parameters' gradients as [length], with zeros where there are none."""
@@ -222,57 +223,52 @@ class FlatParameter:
         A parameter without a gradient counts as zeros. What is collected from now on is another
         reduction's.
         """
-        message = self.gradients
-        if message is None:
-            message = self._new_gradients()
-        for number, slot in enumerate(self.slots):
-            if number not in self.collected:
-                slot.view(message).zero_()
-        for gap in self.gaps:
-            message[gap].zero_()
-        self.gradients = None
-        self.collected.clear()
-        contributions = self._new_gradients()
-        work = dist.all_to_all_single(
-            contributions.view(torch.uint8),
-            message.view(torch.uint8),
-            group=self.group,
-            async_op=True,
-        )
+        message = self._pack()
+        self._reducing = Exchange(message.view(self.size, self.length), self.group)
+        self.meter.gradients.add(self._reducing.nbytes - message.nbytes)
         self.meter.sent_bytes += message.nbytes // self.size * (self.size - 1)
-        self._reducing = work, message, contributions
+
+    def go_on(self, share: float) -> None:
+        """Drive what `start_reduce` began: see `Exchange`. On all ranks alike."""
+        if self._reducing is not None:
+            self._reducing.go_on(share)
 
     def finish_reduce(self) -> None:
         """Wait, sum in rank order, divide by N, and add to the gradients of the sharded."""
         assert self._reducing is not None
-        work, message, contributions = self._reducing
-        work.wait()
-        total = self._sum(contributions.view(self.size, self.length))
+        total = self._sum(self._reducing.finish())
+        self.meter.gradients.add(-self._reducing.nbytes)
         self._reducing = None
-        self.meter.gradients.add(-message.nbytes - contributions.nbytes)
         for slot in self.slots:
             part, before = total[slot.place], slot.sharded.grad
             slot.sharded.grad = part if before is None else before.add_(part)
 
-    def _new_gradients(self) -> Tensor:
-        gradients = self.full.new_empty(self.full.shape, dtype=self.reduce_dtype)
-        self.meter.gradients.add(gradients.nbytes)
-        return gradients
+    def _pack(self) -> Tensor:
+        """[N x length]: what was collected, each gradient given up as it is copied."""
+        message = self.full.new_empty(self.full.shape, dtype=self.reduce_dtype)
+        self.meter.gradients.add(message.nbytes)
+        for number, slot in enumerate(self.slots):
+            gradient = self.collected.pop(number, None)
+            if gradient is None:
+                slot.view(message).zero_()
+            else:
+                slot.view(message).copy_(gradient)
+                self.meter.gradients.add(-gradient.nbytes)
+        for gap in self.gaps:
+            message[gap].zero_()
+        return message
 
-    def _sum(self, contributions: Tensor) -> Tensor:
-        """The mean of [N, length] in rank order; half precision is summed in float32."""
-        wide = torch.promote_types(contributions.dtype, torch.float32)
+    def _sum(self, contributions: Sequence[Tensor]) -> Tensor:
+        """The mean of N x [length] in rank order; half precision is summed in float32."""
+        wide = torch.promote_types(self.reduce_dtype, torch.float32)
         total = sum_in_rank_order(contributions, wide)
         return total.div_(self.size).to(self.shard.device, self.dtype)
 
     def drop_gradients(self) -> None:
         """Forget what was collected or is under way."""
-        if self.gradients is not None:
-            self.meter.gradients.add(-self.gradients.nbytes)
-            self.gradients = None
+        self.meter.gradients.add(-sum(gradient.nbytes for gradient in self.collected.values()))
         self.collected.clear()
         if self._reducing is not None:
-            work, message, contributions = self._reducing
-            work.wait()  # others still write there
-            self.meter.gradients.add(-message.nbytes - contributions.nbytes)
+            self._reducing.finish()  # others still write there
+            self.meter.gradients.add(-self._reducing.nbytes)
             self._reducing = None

@@ -12,10 +12,10 @@ parameters from the other ranks just before it computes, and gives them up right
         model.clip_grad_norm_(1.0)
         optimizer.step()
 
-The parts: `flat_parameter.py` shards, gathers and reduces, `fsdp_unit.py` switches modules between
-sharded and full parameters, `fsdp_order.py` keeps the ranks in step, `fsdp_conductor.py` says what
-happens when, `fsdp_wrap.py` and `fsdp_options.py` serve the constructor, `fsdp_module.py` and
-`fsdp_state.py` save and load, `meter.py` counts bytes.
+The parts: `flat_parameter.py` shards, gathers and reduces, `exchange.py` sends what is reduced,
+`fsdp_unit.py` switches modules between sharded and full parameters, `fsdp_order.py` keeps the ranks
+in step, `fsdp_conductor.py` says what happens when, `fsdp_wrap.py` and `fsdp_options.py` serve the
+constructor, `fsdp_module.py` and `fsdp_state.py` save and load, `meter.py` counts bytes.
 
 Any optimiser will do that treats each element by itself (SGD, Adam, AdamW and most others), for it
 sees flat parts of parameters, some of them empty. Of gradient scalers, torch's ShardedGradScaler:
@@ -28,7 +28,8 @@ Names and defaults of the arguments are torch's
 - A step sends (N-1)/N of each unit's padded bytes for a gather, again for backward (not for the
   outermost unit), and for its gradients, per rank, with gloo as well; and a byte a unit.
 - Beside its shards a rank holds the outermost unit, those around the one that computes, that one
-  and the next: no more. `meter` counts it.
+  and the next: no more. Of whole gradients it holds those of the unit that computes and of the one
+  before, which are on their way. `meter` counts it.
 - Gradients are summed in rank order, then divided: bitwise what one process gets that accumulates
   the ranks' batches. A parameter without a gradient counts as zeros, also where no rank has one.
 - Every forward and backward gathers and reduces all units, in one order, whether this rank uses

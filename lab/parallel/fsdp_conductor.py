@@ -189,6 +189,8 @@ class Conductor:
         self._begin_backward()
         in_checkpoint = _backward_id() != self._backward_id
         unit.in_checkpoints |= in_checkpoint
+        assert isinstance(self._collectives, Program)
+        self._collectives.go_on(unit.share_of_gradients)
         if unit.waiting:
             return
         if in_checkpoint and not unit.recomputed:

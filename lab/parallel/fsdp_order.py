@@ -139,6 +139,11 @@ class Program:
                 self._start_next()
             self._ahead = following
 
+    def go_on(self, share: float) -> None:
+        """Backward has computed a share of the unit after the one whose gradients are sent."""
+        if self._reducing is not None:
+            self._reducing.go_on(share)
+
     def ready(self, unit: Unit) -> None:
         """All its gradients are there: reduce them when it is their turn."""
         self._ready.add(unit)

@@ -68,6 +68,7 @@ class Unit:
         self.start_over()
         self.waiting: set[tuple[int, int]] = set()
         """(flat, slot) that have had no gradient yet in this backward."""
+        self._expected = 0
         self.on_gradient: Callable[[Unit], None] | None = None
         """Called when one more has."""
         for place, flat in enumerate(self.flats):
@@ -114,6 +115,12 @@ class Unit:
             for number, slot in enumerate(flat.slots)
             if slot.unsharded.requires_grad
         }
+        self._expected = len(self.waiting)
+
+    @property
+    def share_of_gradients(self) -> float:
+        """How many of the parameters have had theirs in this backward, from 0 to 1."""
+        return 1 - len(self.waiting) / max(1, self._expected)
 
     @property
     def slots(self) -> list[Slot]:
@@ -220,6 +227,11 @@ class Unit:
         for flat in self.flats:
             if flat.trained:
                 flat.start_reduce()
+
+    def go_on(self, share: float) -> None:
+        """Drive what `start_reduce` began, at a share of the time until `finish_reduce`."""
+        for flat in self.flats:
+            flat.go_on(share)
 
     def finish_reduce(self) -> None:
         """Wait, and put them where the optimiser looks."""

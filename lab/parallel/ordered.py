@@ -7,7 +7,7 @@ gets everybody's contribution to its own N-th of the tensor (all-to-all), adds t
 and the sums are gathered. It sends what a ring sends, 2 (N-1)/N S per rank.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +17,11 @@ from torch import Tensor
 from lab.parallel.streams import used_on_current_stream
 
 
-def sum_in_rank_order(contributions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """((c0 + c1) + c2) + ... of [N, ...], one for each rank, in `dtype`; default their own."""
-    total = contributions[0].to(dtype or contributions.dtype, copy=True)
+def sum_in_rank_order(
+    contributions: Sequence[Tensor] | Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """((c0 + c1) + c2) + ... of N, one for each rank, in `dtype`; default their own."""
+    total = contributions[0].to(dtype or contributions[0].dtype, copy=True)
     for contribution in contributions[1:]:
         total += contribution
     return total

@@ -141,12 +141,13 @@ def held_formula(recipe: Recipe, sizes: list[int], ranks: int) -> int:
 def unsharded_formula(recipe: Recipe, sizes: list[int], ranks: int) -> tuple[int, int] | None:
     """Elements of whole parameters, and of whole gradients, that FSDP may hold beside the shards.
 
-    Parameters of the unit that computes and of the one gathered in advance; gradients of one unit
-    that are collected, on their way, and coming in from the other ranks.
+    Parameters of the unit that computes and of the one gathered in advance; gradients of the unit
+    that computes and of the one before, which are on their way. What comes in from other ranks
+    takes the place of what has left and of shards of gradients that are not there yet.
     """
     if recipe.parallel != "fsdp":
         return None
     padded = [-(-size // ranks) * ranks for size in sizes]
     parameters = 2 * max(padded) if recipe.reshard_after_forward else sum(padded)
-    gradients = 3 * max(padded) + (sum(padded) if recipe.accumulate > 1 else 0)
+    gradients = 2 * max(padded) + (sum(padded) if recipe.accumulate > 1 else 0)
     return parameters, gradients

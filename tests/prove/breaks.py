@@ -9,9 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lab.parallel import FullyShardedDataParallel, MinimalDDP, ZeroRedundancyOptimizer
+from lab.parallel import (
+    FullyShardedDataParallel,
+    MinimalDDP,
+    ZeroRedundancyOptimizer,
+    flat_parameter,
+)
 from lab.parallel.buckets import Bucket
 from lab.parallel.comm_hooks import Pending, Work, ordered_hook
+from lab.parallel.exchange import Exchange
 from lab.prove import Recipe, trace, worker, wrapping
 
 
@@ -75,6 +81,14 @@ class OwnWeights(FullyShardedDataParallel):
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
         super().__init__(module, **{**options, "sync_module_states": False})
+
+
+class Hoard(Exchange):
+    """Keeps a second copy of the gradients that are on their way."""
+
+    def __init__(self, parts: Tensor, group: dist.ProcessGroup | None) -> None:
+        self.copy = parts.clone()
+        super().__init__(parts, group)
 
 
 class OtherRate(ZeroRedundancyOptimizer):
@@ -161,6 +175,11 @@ BREAKS: dict[str, Break] = {
     ),
     "one unit": Break(
         _in("units", lambda model: {}), "--parallel fsdp", "whole parameters beside the shards take"
+    ),
+    "gradients kept": Break(
+        lambda: patch.object(flat_parameter, "Exchange", Hoard),
+        "--parallel fsdp",
+        "a rank's peak is",
     ),
     "another rate, zero1": Break(
         _in("ZeroRedundancyOptimizer", OtherRate), "--parallel zero1", "from step 1 on"

@@ -3,15 +3,18 @@
 import socket
 import sys
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from lab.prove import Recipe
+from lab.prove.measure import ACTIVATIONS, measure
 from lab.prove.memory import LiveBytes, storage_bytes
-from lab.prove.resources import held_formula, unsharded_formula, wire_formula
+from lab.prove.resources import Memory, held_formula, unsharded_formula, wire_formula
 from lab.prove.wire import received_bytes
+from lab.training.world import World
 from tests.ranks import RankPool
 
 
@@ -110,7 +113,26 @@ def test_memory_by_formula(arguments: dict[str, object], held: int) -> None:
 
 def test_whole_units_beside_the_shards_by_formula() -> None:
     sizes = [10, 7, 7]  # padded for 3 ranks: 12, 9, 9
-    assert unsharded_formula(Recipe(parallel="fsdp"), sizes, 3) == (24, 36)
+    assert unsharded_formula(Recipe(parallel="fsdp"), sizes, 3) == (24, 24)
     stays = Recipe(parallel="fsdp", reshard_after_forward=False, accumulate=2)
-    assert unsharded_formula(stays, sizes, 3) == (30, 66)
+    assert unsharded_formula(stays, sizes, 3) == (30, 54)
     assert unsharded_formula(Recipe(), sizes, 3) is None
+
+
+def measured(arguments: dict[str, Any]) -> Memory:
+    world = World(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), "gloo")
+    return measure(Recipe(**arguments), world)[1]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_fsdps_peak_is_two_units_more_than_it_holds(
+    ranks: RankPool, world_size: int, optimizer: str
+) -> None:
+    arguments = {"parallel": "fsdp", "optimizer": optimizer}
+    for memory in ranks.run(world_size, measured, arguments):
+        unit = -(-memory.unit // 4 // world_size) * world_size * 4
+        assert memory.most == memory.expected + 2 * (unit + unit) + ACTIVATIONS
+        assert memory.faults == []
+        if world_size == 8:  # where few shards are still to come, so that the bound is felt
+            assert max(memory.peak) > memory.most - unit
