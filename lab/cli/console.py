@@ -258,11 +258,14 @@ def print_verdict(verdict: "Verdict") -> None:
 
 
 @contextmanager
-def progress_line() -> Iterator["Progress"]:
-    """A progress callback that shows the current step on stderr.
+def progress_line(*, quiet: bool = False) -> Iterator["Progress"]:
+    """A progress callback that shows the current step on stderr, unless quiet.
 
     On a terminal one line with a clock that goes when the work is done; elsewhere a line per step.
     """
+    if quiet:
+        yield lambda _step: None
+        return
     if not colours_wanted(sys.stderr):
         yield lambda step: say(f"lab: {step}")
         return

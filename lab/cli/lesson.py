@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lab.cli.console import Prefixes, RunConsole, print_verdict, table_console
+from lab.cli.console import (
+    Prefixes,
+    RunConsole,
+    print_verdict,
+    progress_line,
+    table_console,
+)
 from lab.cli.options import (
     BackendOption,
     JsonOption,
@@ -18,7 +24,6 @@ from lab.cli.options import (
     TopologyOption,
 )
 from lab.cli.output import say
-from lab.cli.run import execute
 from lab.errors import EXIT_FAILURE, UsageError
 from lab.lessons import LESSONS, RESULT, Lesson, Report, find_lessons
 
@@ -133,13 +138,14 @@ def run(
 
 def _run(lessons: list[Lesson], topology: "Topology", *, quiet: bool) -> list[Outcome]:
     """Do lessons in one run, up to one that ends it; ends here where the user interrupts it."""
+    from lab.batch.execute import execute
     from lab.runs.job import Job
 
     modules = [lesson.module for lesson in lessons]
     words = ["lab.lessons.worker", "--backend", topology.resolved_backend(), *modules]
     job = Job.from_command_line(words, module=True, topology=topology, cwd=Path.cwd())
     console = RunConsole(Prefixes({rank.rank: rank.node.name for rank in topology.ranks()}))
-    directory, verdict = execute(topology, job, [] if quiet else [console])
+    directory, verdict = execute(topology, job, progress_line(), [] if quiet else [console])
     if verdict.kind == "interrupted":
         print_verdict(verdict)
         raise typer.Exit(verdict.exit_code)

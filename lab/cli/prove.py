@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lab.cli.console import Prefixes, RunConsole, print_verdict
+from lab.cli.console import Prefixes, RunConsole, print_verdict, progress_line
 from lab.cli.options import (
     BackendOption,
     JsonOption,
@@ -16,7 +16,6 @@ from lab.cli.options import (
     SlotsOption,
     TopologyOption,
 )
-from lab.cli.run import execute
 from lab.errors import EXIT_FAILURE, LabError, UsageError
 from lab.prove import Matrix, Recipe, Report
 from lab.prove.recipe import AllReduce, CommHook, Mean, OptimizerName, Precision
@@ -142,6 +141,7 @@ def _run(
     topology: "Topology", recipe: Recipe, kind: type[Report] | type[Matrix], *, quiet: bool
 ) -> Report | Matrix:
     """Prove on the topology's ranks; ends here where it did not come to a proof."""
+    from lab.batch.execute import execute
     from lab.runs.job import Job
 
     words = ["lab.prove.worker", "--quiet", "--backend", topology.resolved_backend()]
@@ -155,7 +155,7 @@ def _run(
         file=sys.stderr,
     )
     # With --json stdout is for one document: what ranks print stays in the run directory.
-    directory, verdict = execute(topology, job, [] if quiet else [console])
+    directory, verdict = execute(topology, job, progress_line(), [] if quiet else [console])
     path = directory.path / "prove.json"
     found = None
     if path.is_file():

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,13 +39,7 @@ from lab.cli.output import say
 from lab.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from lab.runs.directory import RunDirectory
-    from lab.runs.job import Job
-    from lab.runs.listener import Listener
-    from lab.runs.stall import Stall
-    from lab.runs.stdin import Stdin
     from lab.runs.verdict import Verdict
     from lab.topology import Topology
 
@@ -189,6 +182,7 @@ def run(
 
     The exit code is the first real failure's. Ctrl-C ends the ranks on every node; twice, at once.
     """
+    from lab.batch.execute import execute
     from lab.runs.job import Job
     from lab.runs.stdin import Stdin
     from lab.runs.variables import job_variables, unmatched
@@ -228,10 +222,10 @@ def run(
         execute,
         loaded,
         job,
+        progress_line(quiet=quiet),
         grace=grace,
         timeout=limit,
         max_restarts=max_restarts,
-        quiet=quiet,
         deploy=not no_deploy,
         stall=watch,
     )
@@ -262,42 +256,3 @@ def _warn_of_crowd(topology: "Topology") -> None:
     if topology.on in ("local", "docker") and ranks > cores:
         text = f"{ranks} ranks share the {cores} core{'s' * (cores > 1)} of this machine"
         print(f"lab: warning: {text}; expect them to be slow", file=sys.stderr)
-
-
-def _say_nothing(step: str) -> None:
-    del step
-
-
-def execute(
-    topology: "Topology",
-    job: "Job",
-    listeners: "Sequence[Listener]" = (),
-    *,
-    grace: float | None = None,
-    timeout: float | None = None,
-    max_restarts: int | None = None,
-    stdin: "Stdin | None" = None,
-    stall: "Stall | None" = None,
-    quiet: bool = False,
-    deploy: bool = True,
-) -> "tuple[RunDirectory, Verdict]":
-    """Run a job to its end, with a progress line while its nodes come up, unless quiet.
-
-    Raises:
-        LabError: it could not be started.
-    """
-    from lab.batch.execute import execute
-
-    progress = nullcontext(_say_nothing) if quiet else progress_line()
-    return execute(
-        topology,
-        job,
-        progress,
-        listeners,
-        grace=grace,
-        timeout=timeout,
-        max_restarts=max_restarts,
-        stdin=stdin,
-        stall=stall,
-        deploy=deploy,
-    )

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lab.cli import prove as module
 from lab.cli.main import app
 from lab.errors import UsageError
 from lab.prove import Matrix, Recipe, Report, RoundTrip
@@ -40,7 +39,7 @@ class Outcome:
             run = SimpleNamespace(path=self._folder)
             return run, Verdict(kind, exit_code, "what came of it")
 
-        self._patch.setattr(module, "execute", execute)
+        self._patch.setattr("lab.batch.execute.execute", execute)
         return CliRunner().invoke(app, ["prove", "-t", "pair", "--on", "local", *arguments])
 
 
