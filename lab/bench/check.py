@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lab.channel import Progress
 from lab.errors import LabError
 
 SIZES = (100, 1_000, 10_000)
@@ -26,12 +27,13 @@ class Case(NamedTuple):
     """What it has to print: an exit code of 0 alone does not show that it did the work."""
 
 
-def bench_check(runs: int = 5) -> list[dict[str, Any]]:
+def bench_check(runs: int, progress: Progress) -> list[dict[str, Any]]:
     """Measure in a fresh process each time; one run of each goes before and does not count.
 
     Args:
         runs: counted runs of each command. They alternate, so that a slow moment of the machine
             falls on all of them.
+        progress: is told what is measured.
 
     Returns:
         A row for each command: `command`, `nodes`, the median, least and most of its wall time
@@ -40,6 +42,7 @@ def bench_check(runs: int = 5) -> list[dict[str, Any]]:
     Raises:
         LabError: a command failed, or did not print what it should.
     """
+    progress("measuring lab check and lab --help")
     with tempfile.TemporaryDirectory(prefix="lab-bench-") as folder:
         cases = _cases(Path(folder))
         taken: dict[str, list[tuple[float, float]]] = {case.name: [] for case in cases}

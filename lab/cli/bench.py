@@ -1,6 +1,7 @@
 """`lab bench`: measurements as tables, and as JSON in outputs/."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ from lab.cli.options import NodesOption, OnOption, SlotsOption, TopologyOption
 
 if TYPE_CHECKING:
     from lab.bench.suites import Suite
+    from lab.channel import Progress
 
 app = typer.Typer(help="Measure, side by side with the alternative.", no_args_is_help=True)
 
@@ -40,10 +42,7 @@ def check(runs: RunsOption = 5) -> None:
     """Wall time and peak memory of `lab check` by cluster size, and of `lab --help`."""
     from lab.bench.check import bench_check
 
-    with progress_line() as progress:
-        progress("measuring lab check and lab --help")
-        rows = bench_check(runs)
-    _show("check", rows)
+    _measure("check", partial(bench_check, runs))
 
 
 @app.command()
@@ -58,9 +57,7 @@ def startup(
     from lab.topology import load_topology
 
     loaded = load_topology(topology, nodes=nodes, slots=slots, on="docker")
-    with progress_line() as progress:
-        rows = bench_startup(loaded, runs, progress)
-    _show("startup", rows)
+    _measure("startup", partial(bench_startup, loaded, runs))
 
 
 @app.command()
@@ -75,9 +72,7 @@ def slurm(
     from lab.topology import load_topology
 
     loaded = load_topology(topology, nodes=nodes, slots=slots, on="slurm")
-    with progress_line() as progress:
-        rows = bench_slurm(loaded, runs, progress)
-    _show("slurm", rows)
+    _measure("slurm", partial(bench_slurm, loaded, runs))
 
 
 @app.command()
@@ -92,9 +87,7 @@ def flood(
     from lab.topology import load_topology
 
     loaded = load_topology(topology, nodes=nodes, on=on)
-    with progress_line() as progress:
-        rows = bench_flood(loaded, runs, progress)
-    _show("flood", rows)
+    _measure("flood", partial(bench_flood, loaded, runs))
 
 
 @app.command()
@@ -110,9 +103,7 @@ def death(
     from lab.topology import load_topology
 
     loaded = load_topology(topology, nodes=nodes, slots=slots, on=on)
-    with progress_line() as progress:
-        rows = bench_death(loaded, runs, progress)
-    _show(f"death-{loaded.on}", rows)
+    _measure(f"death-{loaded.on}", partial(bench_death, loaded, runs))
 
 
 @app.command()
@@ -128,9 +119,7 @@ def audit(
     from lab.topology import load_topology
 
     loaded = load_topology(topology, nodes=nodes, slots=slots, on=on)
-    with progress_line() as progress:
-        rows = bench_audit(loaded, runs, progress)
-    _show(f"audit-{loaded.on}", rows)
+    _measure(f"audit-{loaded.on}", partial(bench_audit, loaded, runs))
 
 
 @app.command()
@@ -138,9 +127,7 @@ def link(runs: RunsOption = 3) -> None:
     """Bandwidth between two containers by the rate that the topology asks for."""
     from lab.bench.link import bench_link
 
-    with progress_line() as progress:
-        rows = bench_link(runs, progress)
-    _show("link", rows)
+    _measure("link", partial(bench_link, runs))
 
 
 @app.command("fan-out")
@@ -151,9 +138,7 @@ def fan_out(
     """`lab exec --all true` on SSH endpoints of this machine, beside xargs ssh, clush and pdsh."""
     from lab.bench.fan_out import bench_fan_out
 
-    with progress_line() as progress:
-        rows = bench_fan_out([int(size) for size in hosts.split(",")], runs, progress)
-    _show("fan-out", rows)
+    _measure("fan-out", partial(bench_fan_out, [int(size) for size in hosts.split(",")], runs))
 
 
 @app.command()
@@ -165,9 +150,7 @@ def deploy(
     """`lab deploy` to SSH endpoints of this machine that have the folder already, beside rsync."""
     from lab.bench.deploy import bench_deploy
 
-    with progress_line() as progress:
-        rows = bench_deploy(hosts, files, runs, progress)
-    _show("deploy", rows)
+    _measure("deploy", partial(bench_deploy, hosts, files, runs))
 
 
 @app.command("ssh-start")
@@ -175,9 +158,7 @@ def ssh_start(runs: RunsOption = 5) -> None:
     """From `lab run` to the end of a first all-reduce, on ssh-lab and in containers."""
     from lab.bench.ssh_start import bench_ssh_start
 
-    with progress_line() as progress:
-        rows = bench_ssh_start(runs, progress)
-    _show("ssh-start", rows)
+    _measure("ssh-start", partial(bench_ssh_start, runs))
 
 
 @app.command()
@@ -309,10 +290,12 @@ def _bench_on_nodes(
     print(f"written to {path}")
 
 
-def _show(name: str, rows: Sequence[dict[str, Any]]) -> None:
-    """A table of the rows, and outputs/bench-NAME.json with all of it."""
+def _measure(name: str, bench: Callable[["Progress"], Sequence[dict[str, Any]]]) -> None:
+    """Show the rows that it measures as a table, and write outputs/bench-NAME.json with all."""
     from lab.runs.files import write_json
 
+    with progress_line() as progress:
+        rows = bench(progress)
     _print_table(rows)
     path = Path("outputs") / f"bench-{name}.json"
     write_json(path, rows)

@@ -10,7 +10,7 @@ from lab.errors import LabError
 
 def test_a_row_for_each_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "SIZES", (3, 5))
-    rows = check.bench_check(2)
+    rows = check.bench_check(2, print)
     assert [row["nodes"] for row in rows] == [0, 3, 5, 3, 5]
     for row in rows:
         assert len(row["all seconds"]) == 2
@@ -21,7 +21,7 @@ def test_a_row_for_each_command(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_command_that_fails_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "SIZES", (0,))
     with pytest.raises(LabError, match=r"check .* failed: lab: error: .*must be"):
-        check.bench_check(1)
+        check.bench_check(1, print)
 
 
 def test_a_command_that_does_nothing_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,4 +29,4 @@ def test_a_command_that_does_nothing_is_no_measurement(monkeypatch: pytest.Monke
     monkeypatch.setattr(check, "SIZES", (3,))
     monkeypatch.setattr(check, "LAB", (sys.executable, "-c", "pass"))
     with pytest.raises(LabError, match="did not print 'Usage: lab' but: nothing"):
-        check.bench_check(1)
+        check.bench_check(1, print)
