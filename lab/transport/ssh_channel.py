@@ -101,7 +101,10 @@ class SshChannel:
             self._wakeup = self._channel.fileno()  # before anything can have come
             self._channel.exec_command(command)
         except GONE as error:
-            raise LabError(f"{connection.place} starts no command: {error}") from error
+            if not connection.is_connected:
+                raise ConnectionLostError(connection.lost()) from error
+            reason = str(error) or type(error).__name__
+            raise LabError(f"{connection.place} starts no command: {reason}") from error
 
     def send(self, data: bytes) -> None:
         """See `Channel`."""

@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple, NoReturn
 
 from paramiko import PKey, RejectPolicy, SSHClient, SSHException, Transport
@@ -91,6 +92,7 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
         `own` are arguments of Fabric's, which win over the settings.
         """
         self._set(settings=settings, way=(*way, host))
+        self._set(opening=Lock(), attempts=0, failure=None)
         given = {"user": settings.user, "port": settings.port} | own
         super().__init__(host, config=settings.config, **given)
         self.connect_timeout: int = self.connect_timeout or TIMEOUT
@@ -106,16 +108,21 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
         jump = self.ssh_config.get("proxyjump")
         if jump is None or jump.lower() == "none":
             return self.ssh_config.get("proxycommand")
-        gateway = None
+        gateway, there = None, ""
         for hop in jump.split(","):
             user, name, port = _HOP.fullmatch(hop.strip()).groups()  # type: ignore[union-attr]  # anything fits
             name = name.strip("[]")
             if name in self.way:
                 raise UsageError(f"ProxyJump leads from {self.way[-1]} back to {name}")
-            # The topology's user and port are for nodes.
-            plain = SshSettings(user, None if port is None else int(port), self.settings.config)
-            own: dict[str, Any] = {} if gateway is None else {"gateway": gateway}
-            gateway = SshConnection(name, plain, way=self.way, **own)
+            there += f"{hop.strip()},"
+            known = self.settings.gateways
+            if there not in known:
+                # The topology's user and port are for nodes.
+                number = None if port is None else int(port)
+                plain = SshSettings(user, number, self.settings.config, known)
+                own: dict[str, Any] = {} if gateway is None else {"gateway": gateway}
+                known[there] = SshConnection(name, plain, way=self.way, **own)
+            gateway = known[there]
         return gateway
 
     @property
@@ -138,13 +145,27 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
         return KnownHosts([private_file(), *paths])
 
     def open(self) -> None:
-        """Connect, unless connected already.
+        """Connect, unless connected already; of several threads one does, for all of them.
 
         Raises:
             LabError: it cannot be reached; says which user, host and port, and why.
         """
-        if self.is_connected:
-            return
+        attempts = self.attempts
+        with self.opening:
+            if self.is_connected:
+                return
+            if self.attempts != attempts and self.failure is not None:
+                raise self.failure  # of who has tried while we waited
+            self._set(failure=None)
+            try:
+                self._open()
+            except LabError as error:
+                self._set(failure=error)
+                raise
+            finally:
+                self._set(attempts=attempts + 1)
+
+    def _open(self) -> None:
         known = self.known_hosts()
         try:
             try:
@@ -230,6 +251,8 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
             return f"{self.gateway.place} cannot reach it ({error.text}): is it up, is it the port?"
         if isinstance(error, TimeoutError):
             return f"no answer in {self.connect_timeout} s: is the host up, is it the address?"
+        if isinstance(error, EOFError) or isinstance(error.__context__, EOFError):
+            return "it hung up before a login: is it the port, and has it room (MaxStartups)?"
         if any(words in str(error) for words in NO_GREETING):
             return f"no SSH server greets there in {self.connect_timeout} s: is it the port?"
         return getattr(error, "strerror", None) or str(error) or type(error).__name__

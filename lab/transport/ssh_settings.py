@@ -1,6 +1,6 @@
 """What ssh's own configuration and a topology's `ssh` section say about connections."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ class SshSettings:
     port: int | None
     config: Any
     """Fabric's, with ~/.ssh/config in it."""
+    gateways: dict[str, Any] = field(default_factory=dict)
+    """Connections to jump hosts, by the way there: nodes behind one share it."""
 
     @classmethod
     def of(cls, options: SshOptions) -> "SshSettings":

@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -288,6 +290,60 @@ def test_the_forms_of_a_jump(jump: str, place_of_it: str, place: SshPlace) -> No
     place.ssh_config(f"Host inner\n    ProxyJump {jump}\n")
     hosts = transport(place, re.sub("nodes: .*", "nodes: [inner]", place.topology()))
     assert hosts.hosts.unopened(hosts.topology.nodes[0]).gateway.place == place_of_it
+
+
+def test_many_hosts_share_the_connection_to_their_jump_host(place: SshPlace) -> None:
+    """A server of OpenSSH's defaults turns some away where many begin at once."""
+    there = f"HostName 127.0.0.1\n    Port {place.server.port}\n"
+    place.ssh_config(f"Host jump\n    {there}Host node*\n    {there}    ProxyJump jump\n")
+    text = re.sub("nodes: .*", "nodes: 5", place.topology(port=None))
+    hosts = transport(place, text)
+    reach(hosts)
+    log = place.server.folder / "log"
+    assert log.read_text().count("Accepted publickey") == 6
+    connections = [hosts.hosts.unopened(node) for node in hosts.topology.nodes]
+    place.server.cut()
+    give_up = time.monotonic() + 60
+    while any(one.is_connected or one.gateway.is_connected for one in connections):
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+    reach(hosts)
+    assert log.read_text().count("Accepted publickey") == 12
+
+
+def test_a_jump_host_that_is_silent_is_waited_for_once(place: SshPlace) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        silent.settimeout(0)
+        place.ssh_config(
+            f"Host jump\n    HostName 127.0.0.1\n    Port {silent.getsockname()[1]}\n"
+            "    ConnectTimeout 1\nHost node*\n    ProxyJump jump\n"
+        )
+        said = refusal(transport(place, re.sub("nodes: .*", "nodes: 5", place.topology(port=None))))
+        assert said.count("no SSH server greets there in 1 s") == 5
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+
+
+@pytest.mark.parametrize("greeting", [b"", b"Exceeded MaxStartups\r\n", b"SSH-2.0-x\r\n"])
+def test_a_server_that_hangs_up(greeting: bytes, place: SshPlace) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            connection.sendall(greeting)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(1 << 16):
+                pass
+            connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        said = refusal(transport(place, port=server.getsockname()[1]))
+        thread.join()
+    assert "it hung up before a login: is it the port, and has it room (MaxStartups)?" in said
 
 
 def test_a_host_that_is_down_behind_a_jump_host(place: SshPlace) -> None:
