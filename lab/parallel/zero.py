@@ -39,7 +39,7 @@ from torch.optim import Optimizer
 
 from lab.parallel.buckets import divide
 from lab.parallel.ddp import DistributedDataParallel
-from lab.parallel.zero_gradients import GradientSharding
+from lab.parallel.zero_gradients import GradientSharding, cap_mb
 from lab.parallel.zero_layout import FlatParameters, Piece, by_kind, gather, gradient_of
 from lab.parallel.zero_state import cut_state, gather_states
 
@@ -79,7 +79,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             model: stage 2: the model, all of whose trained parameters are among `params`. From now
                 on its backward leaves gradients here, summed in rank order; `no_sync`, `join`,
                 `find_unused_parameters` and its other options work as ever, but no communication
-                hook. Each backward that averages adds to what is here until `zero_grad`.
+                hook. Its buckets become smaller, where they are more than a 16th of all gradients.
+                Each backward that averages adds to what is here until `zero_grad`.
             defaults: the optimiser's arguments.
 
         Raises:
@@ -139,7 +140,8 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._count += len(numbered)
         if self.model is not None:  # what travels together lies together
             trained = [(number, p) for number, p in numbered if p.requires_grad]
-            divided = divide(trained, self.model.reducer.bucket_cap_mb)
+            reducer = self.model.reducer
+            divided = divide(trained, cap_mb(reducer.parameters, reducer.bucket_cap_mb))
         else:
             divided = by_kind(numbered)
         flats = [FlatParameters(members, self.process_group) for members in divided]

@@ -3,19 +3,20 @@
 A bucket's gradients are reduce-scattered as soon as they are complete: each rank gets all ranks'
 gradients of its N-th (all-to-all) and adds them in rank order, so that the result is bitwise that
 of one process. Then the bucket's memory is given back, and the parameters' `grad` are None. What a
-rank holds of gradients is ceil(P / N), and at most two buckets more during backward.
+rank holds of gradients is ceil(P / N), and during backward two buckets on their way, each with what
+comes in, and the gradients of a third. So buckets are to be small: see `cap_mb`.
 """
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from lab.parallel.buckets import Bucket
+from lab.parallel.buckets import BUCKETS, MEBIBYTE, Bucket
 from lab.parallel.comm_hooks import Pending
 from lab.parallel.ordered import sum_in_rank_order
 from lab.parallel.reducer import Reducer
@@ -23,14 +24,34 @@ from lab.parallel.streams import used_on_current_stream
 from lab.parallel.zero_layout import FlatParameters, Piece
 
 IN_FLIGHT = 2
-"""Buckets that may be whole at once: one on the way while backward fills the next."""
+"""Buckets that may be whole at once: one on the way when the next is packed."""
+
+SMALLEST_MB = 1 / 16
+"""Of a bucket: below, there is nothing to save."""
+
+
+def cap_mb(parameters: Sequence[nn.Parameter], most: float) -> float:
+    """MiB for a bucket: a 16th of the gradients, for a few of them are whole at once.
+
+    Args:
+        parameters: of the model.
+        most: the model's own cap.
+    """
+    total = sum(parameter.nbytes for parameter in parameters) / MEBIBYTE
+    return min(most, max(total / BUCKETS, SMALLEST_MB))
 
 
 class ShardedBucket(Bucket):
     """A bucket that exists while it is sent. What is left of it is this rank's part of the mean."""
 
     def __init__(
-        self, index: int, numbers: Sequence[int], flat: FlatParameters, *, last: bool
+        self,
+        index: int,
+        numbers: Sequence[int],
+        flat: FlatParameters,
+        *,
+        last: bool,
+        make_room: Callable[[], None],
     ) -> None:
         """Lay the gradients out as the flat parameters are.
 
@@ -39,6 +60,7 @@ class ShardedBucket(Bucket):
             numbers: of the flat tensor's parameters, as the reducer counts them.
             flat: whose gradients these are.
             last: whether it is the last to be sent.
+            make_room: called before it takes memory.
         """
         parameters = [parameter for _, parameter in flat.numbered]
         members = list(zip(numbers, parameters, strict=True))
@@ -48,11 +70,13 @@ class ShardedBucket(Bucket):
         """[length of a part]: the sum of the means since `clear`; None before the first."""
         self.used: set[int] = set()
         """Numbers, as the optimiser counts them, of parameters with gradients since `clear`."""
+        self._make_room = make_room
         self._bytes = self._buffer.nbytes
         self.release()
 
     def pack(self) -> None:
         """Take the gradients away from the parameters, into memory that is made for them."""
+        self._make_room()
         self._buffer.untyped_storage().resize_(self._bytes)
         for gap in self.flat.gaps:
             self._buffer[gap].zero_()
@@ -118,18 +142,20 @@ class GradientSharding:
         self._reducer = reducer
         self._under_way: deque[Part] = deque()
         self.buckets = [
-            ShardedBucket(index, row, flat, last=index == len(rows) - 1)
+            ShardedBucket(index, row, flat, last=index == len(rows) - 1, make_room=self._make_room)
             for index, (row, flat) in enumerate(rows)
         ]
         reducer.set_buckets(self.buckets)
         reducer.comm_hook = (None, self._reduce_scatter)
 
+    def _make_room(self) -> None:
+        while len(self._under_way) >= IN_FLIGHT:
+            self._under_way.popleft().wait()
+
     def _reduce_scatter(self, _: None, bucket: Bucket) -> Pending:
         assert isinstance(bucket, ShardedBucket)
         part = Part(bucket, self._reducer)
         self._under_way.append(part)
-        while len(self._under_way) > IN_FLIGHT:
-            self._under_way.popleft().wait()
         if bucket.is_last():
             self._under_way.clear()  # the reducer waits for these
         return part

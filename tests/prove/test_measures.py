@@ -136,3 +136,12 @@ def test_fsdps_peak_is_two_units_more_than_it_holds(
         assert memory.faults == []
         if world_size == 8:  # where few shards are still to come, so that the bound is felt
             assert max(memory.peak) > memory.most - unit
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_zero_2s_peak_is_below_zero_1s(ranks: RankPool, world_size: int) -> None:
+    one, two = (
+        [max(memory.peak) for memory in ranks.run(world_size, measured, {"parallel": parallel})]
+        for parallel in ("zero1", "zero2")
+    )
+    assert max(two) < min(one)
