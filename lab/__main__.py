@@ -1,6 +1,7 @@
 """The `lab` command: turns every end into an exit code, and errors into one line."""
 
 import atexit
+import errno
 import gc
 import os
 import signal
@@ -8,10 +9,11 @@ import sys
 from types import FrameType
 
 from lab import interrupts
-from lab.errors import EXIT_INTERRUPTED, LabError
+from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, LabError
 
 GARBAGE = 50_000
 """New objects after which Python looks for garbage; its own 700 come up 200 times in a start."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
@@ -53,15 +55,29 @@ def main() -> None:
         from lab.cli.main import app  # takes a moment, in which Ctrl-C should be quiet too
         from lab.cli.usage import call
 
-        sys.exit(call(app))
+        code = call(app)
+        sys.stdout.flush()  # here, where it is known what to say if it cannot be
+        sys.exit(code)
     except LabError as error:
         print(f"lab: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:  # `lab logs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_nowhere()
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _print_nowhere()
+        what = error.filename or "what is printed here"
+        print(f"lab: error: {what} cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(EXIT_FAILURE)
+
+
+def _print_nowhere() -> None:
+    """So that the interpreter's end, which writes what is left, cannot fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

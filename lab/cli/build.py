@@ -26,7 +26,7 @@ def build(
     from lab.transport.image import ensure_image, forget_requirements
 
     packages = None if requirements is None else Requirements.read(requirements)
-    client = connect("put --on local on the command line; then no image is needed")
+    client = connect(None)
     workdir = Path.cwd().resolve()
     if packages is None:
         forget_requirements(client, workdir)

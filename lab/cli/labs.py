@@ -9,7 +9,7 @@ import typer
 
 from lab.cli.console import progress_line
 from lab.cli.options import JsonOption, NodesOption, OnOption, SlotsOption, TopologyOption
-from lab.cli.output import write
+from lab.cli.output import UNSEEN, write
 from lab.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def down(
     """
     from lab.topology import SLURM_LAB, SSH_LAB, load_topology
     from lab.transport import transport_for
+    from lab.transport.engine import connect
 
     if topology == SLURM_LAB:
         from lab.batch.cluster import SlurmLab
@@ -73,6 +74,8 @@ def down(
         print(f"lab: {SSH_LAB} is down: its machines, keys and topology are gone")
         return
     loaded = load_topology(topology, nodes=nodes, on=on)
+    if loaded.on == "docker":
+        connect(None).close()  # else the transport says what would do for new nodes
     with progress_line() as progress:
         transport_for(loaded, Path.cwd()).down(progress)
     print(f"lab: {loaded.name} is down")
@@ -175,7 +178,8 @@ def gc(
     from lab.transport.venvs import remove_venvs
 
     removed = end_leftovers(dry_run)
-    if engine_answers():
+    sees_containers = engine_answers()
+    if sees_containers:
         removed += collect_garbage(dry_run, images=images)
     if venvs:
         removed += remove_venvs(dry_run)
@@ -186,4 +190,4 @@ def gc(
     for thing in removed:
         print(f"{verb} {thing}")
     if not removed:
-        print("nothing to remove")
+        print("nothing to remove" + ("" if sees_containers else UNSEEN))

@@ -7,6 +7,8 @@ import signal
 import sys
 from typing import TextIO
 
+UNSEEN = ", as far as can be seen: no Docker engine answers"
+"""What is added where nothing is found, and containers were not looked at."""
 GONE = (errno.EPIPE, errno.EIO)
 """What writing says when a pipe's reader, or a terminal, has gone."""
 

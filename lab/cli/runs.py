@@ -15,7 +15,7 @@ import typer
 from lab.cli.console import Prefixes, colours_wanted, table_console
 from lab.cli.jobs import note_ends, state_in_words
 from lab.cli.options import JsonOption, RankOption, RunArgument, chosen_ranks
-from lab.cli.output import one_line, printable
+from lab.cli.output import UNSEEN, one_line, printable
 from lab.lines import Lines
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def ps(as_json: JsonOption = False) -> None:
     from lab.runs.directory import RunDirectory
     from lab.transport.docker import engine_answers, list_labs
 
-    labs = list_labs() if engine_answers() else []
+    sees_containers = engine_answers()
+    labs = list_labs() if sees_containers else []
     directories = RunDirectory.all(Path.cwd())
     note_ends(directories)
     runs = [{"id": run.id, **run.info(), "state": run.state} for run in directories]
@@ -66,7 +67,8 @@ def ps(as_json: JsonOption = False) -> None:
             _age(run.get("created")),
             one_line(run.get("job", "?")),
         )
-    for table, nothing in zip(tables, ("no lab is up", "no runs in this folder"), strict=True):
+    no_lab = "no lab is up" + ("" if sees_containers else UNSEEN)
+    for table, nothing in zip(tables, (no_lab, "no runs in this folder"), strict=True):
         console.print(table if table.row_count else nothing)
 
 

@@ -15,8 +15,8 @@ NO_ENGINE = """\
 no Docker engine answers{where}: {reason}
   Start Docker Desktop, or the service (`sudo systemctl start docker`), or see \
 https://docs.docker.com/get-docker/.
-  If it runs and you may not use it: `sudo usermod -aG docker $USER`, and log in again.
-  Without one, the same nodes can be processes of this machine: {local}"""
+  If it runs and you may not use it: `sudo usermod -aG docker $USER`, and log in again."""
+INSTEAD = "\n  Without one, the same nodes can be processes of this machine: "
 
 
 class EngineStoppedError(LabError):
@@ -29,10 +29,10 @@ class EngineStoppedError(LabError):
         )
 
 
-def connect(local_command: str = "add --on local to the command") -> "DockerClient":
+def connect(local_command: str | None = "add --on local to the command") -> "DockerClient":
     """A client of the engine that DOCKER_HOST names, else the current docker context.
 
-    `local_command` is what would do the same without an engine.
+    `local_command` is what would do the same without an engine; None: nothing would.
 
     Raises:
         LabError: none answers; says how to get one.
@@ -48,7 +48,8 @@ def connect(local_command: str = "add --on local to the command") -> "DockerClie
         client = EngineClient(**arguments)
     except (DockerException, EngineStoppedError, OSError) as error:
         reason = _reason(error)
-        raise LabError(NO_ENGINE.format(where=where, reason=reason, local=local_command)) from error
+        instead = "" if local_command is None else f"{INSTEAD}{local_command}"
+        raise LabError(NO_ENGINE.format(where=where, reason=reason) + instead) from error
     # Its warnings about a full pool would go to the user's terminal.
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     return client

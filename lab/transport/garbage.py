@@ -24,6 +24,7 @@ from lab.transport.run_state import run_state
 if TYPE_CHECKING:
     from docker import DockerClient
 
+REHEARSALS = (SLURM_LAB, SSH_LAB)
 ROUNDS = 3
 """How often to look again for what was started while others were being ended."""
 
@@ -60,7 +61,7 @@ def collect_garbage(
         with workdir_lock(lab.workdir, wait=False) as locked:
             reason = why_garbage(lab) if locked else None
             if reason is not None:
-                removed.append(f"lab {lab.id}: {reason}")
+                removed.append(f"lab {lab.id} of {lab.workdir}: {reason}")
                 progress(removed[-1])
                 if not dry_run:
                     try:
@@ -68,7 +69,7 @@ def collect_garbage(
                     except LabError as error:  # the others can be removed all the same
                         removed[-1] = f"nothing: {error}"
         # Where one rehearses, nodes have no lab in them; what ends there is Slurm's and sshd's.
-        if reason is None and lab.ours and lab.topology not in (SLURM_LAB, SSH_LAB):
+        if reason is None and lab.ours and lab.topology not in REHEARSALS:
             removed += _end_leftovers_on(client, lab.nodes, dry_run)
     for tag in stale_images(client) if images else ():
         removed.append(f"image {tag}: of other code than the present, or of packages for a run")
@@ -86,7 +87,8 @@ def why_garbage(lab: Lab) -> str | None:
                 return f"its working directory {lab.workdir} has gone"
         if lab.run_state() == "died":
             return f"the controller of its run {lab.run} has gone"
-    if not lab.complete and lab.run_state() != "running":
+    rehearses = lab.topology in REHEARSALS and lab.nodes  # who may have stopped a host to see it
+    if not lab.complete and not rehearses and lab.run_state() != "running":
         return f"only {lab.state}"
     return None
 

@@ -190,6 +190,16 @@ def test_without_an_engine_the_cure_is_said(lab: Lab) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_without_an_engine_nobody_says_that_all_is_gone(lab: Lab) -> None:
+    nobody = {"DOCKER_HOST": f"unix://{lab.cwd}/no.sock"}
+    down = lab("down", "-t", "pair", env=nobody)
+    assert down.returncode == 1
+    assert "no Docker engine answers" in down.stderr
+    assert "--on local" not in down.stderr, "that would remove nothing"
+    assert "as far as can be seen: no Docker engine answers" in lab("ps", env=nobody).stdout
+    assert "no Docker engine answers" in lab("gc", "--dry-run", env=nobody).stdout
+
+
 def test_a_rank_killed_for_want_of_memory_is_told_with_the_limit(docker_lab: Lab) -> None:
     lab = docker_lab
     lab.script("name: solo\nnodes: 1\non: docker\ndocker: {memory: 256m}\n", "small.yaml")

@@ -16,7 +16,7 @@ import pytest
 
 from lab.errors import LabError, UsageError
 from lab.node.processes import this_process
-from lab.topology import Topology
+from lab.topology import SLURM_LAB, Topology
 from lab.transport import labs
 from lab.transport.containers import LABEL
 from lab.transport.docker import DockerTransport, list_labs
@@ -500,9 +500,18 @@ def test_a_lab_that_is_up_is_no_garbage_and_one_with_a_dead_node_is(nodes: Nodes
     transport = nodes.up()
     assert _garbage(transport) == []
     connect().api.kill(f"{transport.lab_id}-node0")
-    assert "1 of 2 nodes" in _garbage(transport)[0]
+    assert f"of {nodes.folder.resolve()}: only 1 of 2 nodes" in _garbage(transport)[0]
     collect_garbage()
     assert things(transport.lab_id) == []
+
+
+def test_a_rehearsal_with_a_dead_host_is_no_garbage() -> None:
+    found = labs.Lab("x-1", SLURM_LAB, Path("/not/here"), "another-machine", 2, None)
+    found.nodes.append(labs.LabNode("n", 0, "running", "id", ""))
+    found.networks.append("id")
+    assert why_garbage(found) is None
+    found.nodes.clear()
+    assert why_garbage(found) == "only 0 of 2 nodes"
 
 
 def test_nodes_of_a_run_stay_after_it_and_go_when_its_controller_has_gone(nodes: Nodes) -> None:
