@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lab.cli.options import BackendOption, JsonOption, NodesOption, OnOption, SlotsOption
+from lab.cli.options import (
+    BackendOption,
+    JsonOption,
+    NodesOption,
+    OnOption,
+    SlotsOption,
+    TopologyOption,
+)
+from lab.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,8 +33,20 @@ TopologyArgument = Annotated[
 ]
 
 
+def named_once(argument: str | None, option: str | None) -> str | None:
+    """The topology, which may be named as with other commands (-t), too.
+
+    Raises:
+        UsageError: it is named twice.
+    """
+    if argument is not None and option is not None:
+        raise UsageError(f"{argument} and -t {option}: name one topology")
+    return option if argument is None else argument
+
+
 def check(
-    topology: TopologyArgument = None,
+    argument: TopologyArgument = None,
+    topology: TopologyOption = None,
     nodes: NodesOption = None,
     slots: SlotsOption = None,
     on: OnOption = None,
@@ -36,7 +56,8 @@ def check(
     """Validate a topology and show its ranks; nothing is started."""
     from lab.topology import load_topology
 
-    loaded = load_topology(topology, nodes=nodes, slots=slots, on=on, backend=backend)
+    named = named_once(argument, topology)
+    loaded = load_topology(named, nodes=nodes, slots=slots, on=on, backend=backend)
     if as_json:
         import json
 

@@ -41,6 +41,8 @@ def new(
 
     if file.suffix != ".py":
         raise UsageError(f"{file}: a script's name ends in .py")
+    if str(file).startswith("-"):
+        raise UsageError(f"{file} would be taken for options: take a name without a dash before it")
     if file.exists() and not force:
         raise UsageError(f"{file} exists: take another name, or --force to write over it")
     if ":" not in model and model not in MODELS:

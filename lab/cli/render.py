@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lab.cli.check import TopologyArgument
-from lab.cli.options import BackendOption, NodesOption, OnOption, SlotsOption
+from lab.cli.check import TopologyArgument, named_once
+from lab.cli.options import BackendOption, NodesOption, OnOption, SlotsOption, TopologyOption
 
 if TYPE_CHECKING:
     from lab.topology import Topology
@@ -33,7 +33,8 @@ def render(
             show_default=False,
         ),
     ],
-    topology: TopologyArgument = None,
+    argument: TopologyArgument = None,
+    topology: TopologyOption = None,
     nodes: NodesOption = None,
     slots: SlotsOption = None,
     on: OnOption = None,
@@ -42,7 +43,8 @@ def render(
     """Print what would be started, for other tools and to look at first; nothing is started."""
     from lab.topology import load_topology
 
-    loaded = load_topology(topology, nodes=nodes, slots=slots, on=on, backend=backend)
+    named = named_once(argument, topology)
+    loaded = load_topology(named, nodes=nodes, slots=slots, on=on, backend=backend)
     if form is Form.COMPOSE:
         from lab.transport.compose import render_compose
 

@@ -27,6 +27,15 @@ def test_the_preset_quad_as_plain_text(lab: Lab) -> None:
     )
 
 
+def test_the_topology_may_be_named_as_with_other_commands(lab: Lab) -> None:
+    assert lab("check", "-t", "pair").stdout == lab("check", "pair").stdout
+    rendered = lab("render", "--as", "env", "-t", "pair")
+    assert rendered.stdout == lab("render", "--as", "env", "pair").stdout != ""
+    twice = lab("check", "pair", "-t", "quad")
+    assert (twice.returncode, twice.stdout) == (2, "")
+    assert "pair and -t quad: name one topology" in twice.stderr
+
+
 def test_unequal_nodes_with_long_addresses_are_shown_whole(lab: Lab) -> None:
     address = ".".join(["x" * 60] * 4)
     nodes = f"nodes: [{{name: a, address: {address}, slots: 3}}, b]"
