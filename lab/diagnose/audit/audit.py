@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from lab.diagnose.audit.batches import Batches
 from lab.diagnose.audit.buffers import Buffers
@@ -14,11 +14,11 @@ from lab.diagnose.audit.gradients import LocalNorm, NoGradient, ReducedTwice
 from lab.diagnose.audit.loaders import Loaders
 from lab.diagnose.audit.nan import NotFinite
 from lab.diagnose.audit.pace import Pace
+from lab.diagnose.audit.records import Record
 from lab.diagnose.audit.replicas import Replicas
 from lab.diagnose.audit.reports import Reports
 from lab.diagnose.finding import Finding
 
-Record = Mapping[str, Any]
 """What a rank noted: `check`, `step` and what the check adds."""
 
 

@@ -4,7 +4,8 @@ import itertools
 from collections import Counter
 
 from lab.diagnose.audit.columns import Column, Columns
-from lab.diagnose.audit.layouts import Record, unpacked
+from lab.diagnose.audit.layouts import unpacked
+from lab.diagnose.audit.records import Record, line_of
 from lab.diagnose.audit.together import Together
 from lab.diagnose.finding import Finding
 from lab.diagnose.words import ranks_in_words
@@ -87,9 +88,7 @@ class Batches:
             "computes, the others compute again",
             ranks=ranks,
             step=first["step"],
-            file=first["file"],
-            line=first["line"],
-            function=first["function"],
+            **line_of(first),
             evidence=(
                 f"in {self._same[ranks]} of {self._seen} batches that were looked at, the inputs "
                 f"of the model were the same, bit by bit, from step {first['step']} on",
@@ -131,9 +130,7 @@ class Batches:
                 "another order",
                 ranks=tuple(sorted(guilty)),
                 step=one["step"],
-                file=one["file"],
-                line=one["line"],
-                function=one["function"],
+                **line_of(one),
                 evidence=(
                     f"by step {one['step']}, more than half of the {min(sizes.values())} samples "
                     "of a rank had come up on another one as well, and few twice on the same",

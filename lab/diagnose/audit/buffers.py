@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from lab.diagnose.audit.layouts import Record, listed, minority, unpacked
+from lab.diagnose.audit.layouts import listed, minority, unpacked
+from lab.diagnose.audit.records import Record
 from lab.diagnose.finding import Finding
 from lab.diagnose.words import ranks_in_words
 

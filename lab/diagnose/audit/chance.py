@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lab.diagnose.audit.columns import Columns
-from lab.diagnose.audit.layouts import Record
+from lab.diagnose.audit.records import Record, line_of
 from lab.diagnose.audit.together import Together
 from lab.diagnose.finding import Finding
 from lab.diagnose.words import ranks_in_words
@@ -54,9 +54,7 @@ class Noise:
             "leaves out the same on each of them",
             ranks=ranks,
             step=first["step"],
-            file=first["file"],
-            line=first["line"],
-            function=first["function"],
+            **line_of(first),
             evidence=(
                 f"{self._same[ranks]} times the model drew random numbers in training, from the "
                 f"same state of the generator on {ranks_in_words(ranks)}",
@@ -108,9 +106,7 @@ class Splits:
                 "one rank is trained on by another",
                 ranks=tuple(ranks),
                 step=record["step"],
-                file=record["file"],
-                line=record["line"],
-                function=record["function"],
+                **line_of(record),
                 evidence=(
                     f"random_split into {record['lengths']} gave {len(digests)} different splits "
                     f"on {len(split)} ranks",

@@ -70,6 +70,8 @@ class Collectives:
         self._judged: set[Group] = set()  # after the first difference all else differs
         self._suspected: dict[Group, Finding] = {}
         """The first that ranks took part in at different steps: what ends well may do so."""
+        self._before: dict[Group, tuple[int, Column]] = {}
+        """The newest that all ranks have called, with its number."""
         self._reached: dict[Group, dict[int, int]] = {}  # by rank: the highest number
 
     def feed(self, rank: int, record: Mapping[str, Any]) -> list[Finding]:
@@ -129,11 +131,40 @@ class Collectives:
             if before := self._suspected.get(group):
                 found = replace(before, evidence=(*before.evidence, f"later {found.summary}"))
             return [found]
+        if found := self._judge_order(group, number, column):
+            self._judged.add(group)
+            return [found]
         # The same line at another step: a rank has left one out, or has one more; or all is well,
         # since their steps need not be in step (Join, searches that end early).
         if len(steps) > 1 and _same_line(column) and group not in self._suspected:
             self._suspected[group] = self._say(number, column, steps)
         return []
+
+    def _judge_order(self, group: Group, number: int, column: Column) -> Finding | None:
+        """Whether some ranks called from two lines in turn what others did the other way round.
+
+        The tensors go together, so that each line gets the other one's without a word.
+        """
+        if any(one.source != "call" or one.shape is None for one, _ in column.values()):
+            return None
+        earlier, before = self._before.get(group, (0, column))
+        self._before[group] = number, column
+        if len({step for each in (before, column) for _, step in each.values()}) > 1:
+            return None  # one has left something out, or has one more
+        orders: dict[tuple[object, object], list[int]] = {}
+        for rank in sorted(column):
+            orders.setdefault((_line(before[rank][0]), _line(column[rank][0])), []).append(rank)
+        (first, second), *others = orders
+        if first == second or others != [(second, first)]:
+            return None
+        finding = self._say(earlier, before, orders)
+        turned = ranks_in_words(finding.ranks if finding.innocent else orders[first, second])
+        return replace(
+            finding,
+            summary=f"{turned} call {before[finding.ranks[0]][0]} of two lines in another order "
+            f"than the other ranks, so that each gets what belongs to the other line: "
+            f"#{earlier} and #{number} of {_named(group)}",
+        )
 
     @staticmethod
     def _say(number: int, column: Column, kinds: Mapping[object, list[int]]) -> Finding:
@@ -143,8 +174,7 @@ class Collectives:
         others = sorted(set(column) - set(right))
         ours, step = column[wrong[0]]
         theirs, _ = column[right[0]]
-        members = ranks_in_words(ours.ranks)
-        name = "the default group" if ours.group == "0" else f"the group of {members}"
+        name = _named((ours.group, ours.ranks))
         if ours.what == theirs.what:
             summary = (
                 f"{ranks_in_words(others)} and {ranks_in_words(right)} take part in {theirs} "
@@ -193,6 +223,15 @@ def _call(ranks: Sequence[int]) -> str:
     return f"{ranks_in_words(ranks)} call{'s' * (len(ranks) == 1)}"
 
 
+def _named(group: Group) -> str:
+    name, ranks = group
+    return "the default group" if name == "0" else f"the group of {ranks_in_words(ranks)}"
+
+
+def _line(one: Collective) -> tuple[str | None, int | None]:
+    return one.file, one.line
+
+
 def _at(one: Collective) -> str:
     place = place_in_words(one.file, one.line)
     return f" at {place}" if place else ""
@@ -201,4 +240,4 @@ def _at(one: Collective) -> str:
 def _same_line(column: Column) -> bool:
     """Whether all ranks call it from one line of the script."""
     called = all(one.source == "call" for one, _ in column.values())  # else the step is not known
-    return called and len({(one.file, one.line) for one, _ in column.values()}) == 1
+    return called and len({_line(one) for one, _ in column.values()}) == 1

@@ -2,7 +2,7 @@
 
 from typing import Generic, TypeVar
 
-from lab.diagnose.audit.layouts import Record
+from lab.diagnose.audit.records import Record
 
 Column = dict[int, Record]
 """The records of all ranks, by rank."""

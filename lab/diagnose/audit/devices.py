@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from lab.diagnose.audit.records import Record, line_of
 from lab.diagnose.finding import Finding
 from lab.diagnose.words import ranks_in_words
-
-Record = Mapping[str, Any]
 
 
 class SharedGpu:
@@ -76,9 +75,7 @@ class DataParallel:
                 "GPUs that a process sees and exchanges nothing with other ranks",
                 ranks=tuple(ranks),
                 step=first["step"],
-                file=first["file"],
-                line=first["line"],
-                function=first["function"],
+                **line_of(first),
                 evidence=(
                     f"nn.DataParallel over {first['devices']} devices was made on {len(ranks)} of "
                     f"{self._world_size} ranks",

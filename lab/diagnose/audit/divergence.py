@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lab.diagnose.audit.layouts import Layout, Record, listed, minority, unpacked
+from lab.diagnose.audit.layouts import Layout, listed, minority, unpacked
+from lab.diagnose.audit.records import Record
 from lab.diagnose.finding import Finding, Severity
 from lab.diagnose.words import ranks_in_words
 

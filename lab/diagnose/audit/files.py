@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from lab.diagnose.audit.records import Record, line_of
 from lab.diagnose.finding import Finding
 from lab.diagnose.words import ranks_in_words
 
@@ -14,9 +15,9 @@ class Files:
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._writers: dict[tuple[Any, ...], dict[int, Mapping[str, Any]]] = {}
+        self._writers: dict[tuple[Any, ...], dict[int, Record]] = {}
 
-    def feed(self, rank: int, record: Mapping[str, Any]) -> list[Finding]:
+    def feed(self, rank: int, record: Record) -> list[Finding]:
         """See `Judge`."""
         writers = self._writers.setdefault(tuple(record["key"]), {})
         writers[rank] = record
@@ -27,7 +28,7 @@ class Files:
         some = [w for w in self._writers.values() if 1 < len(w) < self._world_size]
         return [finding for writers in some for finding in self._say(writers)]
 
-    def _say(self, writers: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
+    def _say(self, writers: Mapping[int, Record]) -> list[Finding]:
         ranks = sorted(writers)
         first = writers[ranks[0]]
         return [
@@ -38,9 +39,7 @@ class Files:
                 "left in it is any of theirs, or a mixture",
                 ranks=tuple(ranks),
                 step=first["step"],
-                file=first["file"],
-                line=first["line"],
-                function=first["function"],
+                **line_of(first),
                 evidence=tuple(
                     f"rank {rank} opened {writers[rank]['path']} to write it anew at "
                     f"{writers[rank]['file']}:{writers[rank]['line']}, step {writers[rank]['step']}"

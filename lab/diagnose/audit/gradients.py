@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lab.diagnose.audit.columns import Columns
-from lab.diagnose.audit.layouts import Layouts, Record, listed
+from lab.diagnose.audit.layouts import Layouts, listed
+from lab.diagnose.audit.records import Record, line_of
 from lab.diagnose.finding import Finding, Severity
 from lab.diagnose.words import ranks_in_words
 
@@ -47,9 +48,7 @@ class ReducedTwice:
                 f"already, {effect}{larger}",
                 ranks=guilty,
                 step=record["count"],
-                file=record["file"],
-                line=record["line"],
-                function=record["function"],
+                **line_of(record),
                 evidence=(
                     "they had been summed since the last backward, or by the model's wrapper",
                 ),
@@ -89,9 +88,7 @@ class LocalNorm:
                 "factors: each clips by the norm of its own part",
                 ranks=tuple(factors),
                 step=record["count"],
-                file=scaled["file"],
-                line=scaled["line"],
-                function=scaled["function"],
+                **line_of(scaled),
                 evidence=(f"between backward and step gradients were multiplied by {shown}",),
                 cure="take the norm over all ranks: model.clip_grad_norm_ of FSDP (torch's first "
                 "and lab's), or torch.nn.utils.clip_grad_norm_ with fully_shard's parameters as "
@@ -160,9 +157,7 @@ class NoGradient:
             f"{listed(names)} get gradients {where}, in {steps} step{'s' * (steps != 1)}",
             ranks=ranks,
             step=steps,
-            file=site["file"],
-            line=site["line"],
-            function=site["function"],
+            **line_of(site),
             evidence=("they are in the optimizer, and require gradients",),
             cure="use them in forward, freeze them (requires_grad_(False)), or take them out",
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Record = Mapping[str, Any]
+from lab.diagnose.audit.records import Record
 
 
 @dataclass(frozen=True)

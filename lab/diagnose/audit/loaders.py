@@ -7,7 +7,7 @@ from math import comb
 from typing import Any
 
 from lab.diagnose.audit.columns import Column, Columns
-from lab.diagnose.audit.layouts import Record
+from lab.diagnose.audit.records import Record, line_of
 from lab.diagnose.audit.together import Together
 from lab.diagnose.finding import AuditKind, Finding
 from lab.diagnose.words import ranks_in_words
@@ -189,9 +189,7 @@ class Loaders:
             summary=summary,
             ranks=tuple(ranks),
             step=at["step"],
-            file=at["file"],
-            line=at["line"],
-            function=at["function"],
+            **line_of(at),
             evidence=tuple(evidence),
             cure=cure,
         )

@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from lab.diagnose.audit.layouts import Layouts, Record, listed, unpacked
+from lab.diagnose.audit.layouts import Layouts, listed, unpacked
+from lab.diagnose.audit.records import Record, line_of
 from lab.diagnose.finding import Finding, Innocent
 from lab.diagnose.words import ranks_in_words
 
@@ -77,9 +78,7 @@ class NotFinite:
                     f"{where}, though every loss was finite: it came with a gradient",
                     ranks=affected,
                     step=record["count"] - 1,
-                    file=record["file"],
-                    line=record["line"],
-                    function=record["function"],
+                    **line_of(record),
                     evidence=("the weights were finite before",),
                     cure="torch.autograd.set_detect_anomaly(True) names the operation",
                 )
@@ -94,9 +93,7 @@ class NotFinite:
                 + (", before that of any other rank" if others else ""),
                 ranks=guilty,
                 step=site["at"],
-                file=site["file"],
-                line=site["line"],
-                function=site["function"],
+                **line_of(site),
                 innocent=(Innocent(others, "had a finite loss at that step"),) if others else (),
                 evidence=(f"{where}, since the step took the gradients",),
                 cure="look at the samples of that step on that rank, and at logarithms, roots and "

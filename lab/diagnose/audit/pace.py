@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from lab.diagnose.audit.columns import Column, Columns
-from lab.diagnose.audit.layouts import Record
+from lab.diagnose.audit.records import Record, line_of
 from lab.diagnose.finding import Finding, Innocent
 from lab.diagnose.words import place_in_words, ranks_in_words
 
@@ -129,9 +129,7 @@ class Pace:
                 f"{one['items']:g} samples or tokens a step on each rank, are too small for it",
                 ranks=tuple(sorted(window)),
                 step=one["step"],
-                file=one["file"],
-                line=one["line"],
-                function=one["function"],
+                **line_of(one),
                 evidence=tuple(
                     f"rank {rank}: {median(record['own']) * 1e3:.1f} ms of its own and "
                     f"{median(record['waiting']) * 1e3:.1f} ms of waiting in a step"

@@ -1,7 +1,8 @@
 """Whether the ranks train one model: equal weights at the start, equal gradients, equal updates."""
 
 from lab.diagnose.audit.divergence import Divergence
-from lab.diagnose.audit.layouts import Layouts, Record
+from lab.diagnose.audit.layouts import Layouts
+from lab.diagnose.audit.records import Record
 from lab.diagnose.finding import Finding
 
 KEPT = 64

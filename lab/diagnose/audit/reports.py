@@ -2,16 +2,16 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from lab.diagnose.audit.records import Record, line_of
 from lab.diagnose.audit.together import Together
 from lab.diagnose.finding import Finding
 from lab.diagnose.words import ranks_in_words
 
-Record = Mapping[str, Any]
 Line = tuple[Any, Any]
 ENOUGH = 3
 """So many reports whose numbers fit are no chance."""
@@ -163,9 +163,7 @@ class Reports:
             f"{len(self._ranks)} ranks",
             ranks=(rank,),
             step=record["step"],
-            file=record["file"],
-            line=record["line"],
-            function=record["function"],
+            **line_of(record),
             evidence=(
                 f"at step {record['step']} it reported {number:g}, its own loss; with that of "
                 f"{others} the mean was {mean:g}",
@@ -186,9 +184,7 @@ class Reports:
             f"different numbers of samples: {counts}",
             ranks=tuple(self._ranks),
             step=report["step"],
-            file=at["file"],
-            line=at["line"],
-            function=at["function"],
+            **line_of(at),
             evidence=(
                 f"{plain:g} was reported at {report['file']}:{report['line']}; the mean over all "
                 f"samples was {weighted:g}",

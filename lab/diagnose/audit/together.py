@@ -1,7 +1,7 @@
 """Whether the ranks train one model, or each one of its own: an ensemble, a search."""
 
 from lab.diagnose.audit.columns import Columns
-from lab.diagnose.audit.layouts import Record
+from lab.diagnose.audit.records import Record
 
 
 class Together:
