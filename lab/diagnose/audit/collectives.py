@@ -158,11 +158,12 @@ class Collectives:
         if first == second or others != [(second, first)]:
             return None
         finding = self._say(earlier, before, orders)
-        turned = ranks_in_words(finding.ranks if finding.innocent else orders[first, second])
+        turned = finding.ranks if finding.innocent else orders[second, first]
+        one, then = before[turned[0]][0], column[turned[0]][0]
         return replace(
             finding,
-            summary=f"{turned} call {before[finding.ranks[0]][0]} of two lines in another order "
-            f"than the other ranks, so that each gets what belongs to the other line: "
+            summary=f"{_call(turned)} {one}{_at(one)} before that{_at(then)}, and the other ranks "
+            "the other way round, so that the tensor of each goes with that of the other: "
             f"#{earlier} and #{number} of {_named(group)}",
         )
 

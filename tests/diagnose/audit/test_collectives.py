@@ -95,6 +95,19 @@ def test_different_steps_are_where_a_later_difference_began() -> None:
     assert "barrier" in finding.evidence[-1]
 
 
+def test_two_lines_in_another_order_get_each_others_tensors() -> None:
+    loss, accuracy = signature(line=10), signature(line=11)
+    usual = record((loss, 5, 1), (accuracy, 6, 1), (loss, 7, 2))
+    turned = record((accuracy, 5, 1), (loss, 6, 1), (loss, 7, 2))
+    (finding,) = found(usual, turned, usual)
+    assert (finding.kind, finding.ranks, finding.line) == ("mismatched-collective", (1,), 11)
+    assert "rank 1 calls all_reduce [4,64] float32 at train.py:11 before that" in finding.summary
+    # Other lines on one rank (a branch) tell nothing, nor does who is late.
+    branch = record((signature(line=20), 5, 1), (signature(line=21), 6, 1), (loss, 7, 2))
+    late = record((accuracy, 5, 2), (loss, 6, 2), (loss, 7, 2))
+    assert found(usual, branch, usual) == found(usual, late, usual) == []
+
+
 def test_steps_of_what_was_read_later_say_nothing() -> None:
     one = signature(source="recorder")
     assert found(*[record((one, 7, step)) for step in (3, 4, 5)], close=True) == []
