@@ -104,6 +104,7 @@ def test_a_file_that_is_there_stays(lab: Lab) -> None:
         (["package.py", "--model", "package.inner:MyModel"], "would hide the module package"),
         (["x.py", "--parallel", "zero"], "'ddp', 'fsdp'"),
         (["x.txt"], ".py"),
+        (["--", "-x.py"], "would be taken for options"),
         (["folder.py"], "folder.py exists"),
         ([], "FILE"),
     ],
