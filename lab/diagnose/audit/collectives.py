@@ -131,9 +131,9 @@ class Collectives:
             if before := self._suspected.get(group):
                 found = replace(before, evidence=(*before.evidence, f"later {found.summary}"))
             return [found]
-        if found := self._judge_order(group, number, column):
+        if turned := self._judge_order(group, number, column):
             self._judged.add(group)
-            return [found]
+            return [turned]
         # The same line at another step: a rank has left one out, or has one more; or all is well,
         # since their steps need not be in step (Join, searches that end early).
         if len(steps) > 1 and _same_line(column) and group not in self._suspected:
@@ -151,14 +151,14 @@ class Collectives:
         self._before[group] = number, column
         if len({step for each in (before, column) for _, step in each.values()}) > 1:
             return None  # one has left something out, or has one more
-        orders: dict[tuple[object, object], list[int]] = {}
+        orders: dict[object, list[int]] = {}
         for rank in sorted(column):
-            orders.setdefault((_line(before[rank][0]), _line(column[rank][0])), []).append(rank)
-        (first, second), *others = orders
-        if first == second or others != [(second, first)]:
+            order = _line(before[rank][0]), _line(column[rank][0])
+            orders.setdefault(order, []).append(rank)
+        if len(orders) != 2 or order[0] == order[1] or order[::-1] not in orders:
             return None
         finding = self._say(earlier, before, orders)
-        turned = finding.ranks if finding.innocent else orders[second, first]
+        turned = finding.ranks if finding.innocent else orders[order]
         one, then = before[turned[0]][0], column[turned[0]][0]
         return replace(
             finding,
