@@ -688,3 +688,12 @@ def test_of_a_circle_all_are_named_where_half_of_the_ranks_have_changed() -> Non
     found = diagnose(evidence([first, second, *waits]))
     assert found.kind == "deadlock"
     assert {0, 2} <= set(found.ranks) or {1, 3} <= set(found.ranks)
+
+
+def test_of_a_circle_the_rank_is_named_that_made_a_call_once_less_than_all_others() -> None:
+    """All have left the loop but rank 0, which waits for the call that rank 2 has left out."""
+    ends = (in_turn(*["sub"] * 5, "0", sub=[1, 3]) for _ in range(2))
+    waits, skipped = in_turn(*["sub"] * 5, sub=[0, 2]), in_turn(*["sub"] * 4, "0", sub=[0, 2])
+    found = diagnose(evidence([waits, next(ends), skipped, next(ends)]))
+    assert named(found) == ("deadlock", (2,), 10)
+    assert "once less often" in found.summary

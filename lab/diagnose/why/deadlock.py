@@ -7,7 +7,13 @@ from lab.diagnose.why.evidence import Collective, Evidence, Rank
 from lab.diagnose.why.sequences import place_of
 from lab.diagnose.why.telling import at
 from lab.diagnose.why.waits import Wait, circle, innocents
-from lab.diagnose.why.wording import called_at, group_in_words, short_in_words, site_in_words, who
+from lab.diagnose.why.wording import (
+    called_at,
+    group_in_words,
+    short_in_words,
+    site_in_words,
+    who,
+)
 from lab.diagnose.words import ranks_in_words
 
 COLLECTIVES = "make all calls of all groups on every member, in the same order on all ranks"
@@ -15,12 +21,15 @@ BOTH = "give every recv its send, and the other way round, before the collective
 POINT_TO_POINT = (
     "let one side send first, or post the sends before the receives (isend, batch_isend_irecv)"
 )
+Known = tuple[tuple[int, ...], str]
+"""Who of a circle is guilty, and what they did, in words."""
 
 
 def judge_deadlock(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     """Name the ranks of the circle: each is right by itself, so all of them are named.
 
-    Unless few of all ranks do not go on as in the rounds of the loop before: then those are.
+    Unless few of all ranks do not go on as in the rounds of the loop before, or have made a call
+    less often than the ranks of other groups: then those are.
     """
     order = circle(waits)
     if not order:
@@ -34,31 +43,70 @@ def judge_deadlock(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | N
         f"{ranks_in_words(sorted(order))} wait for each other in a circle ({chain}): "
         f"{'; '.join(steps)}"
     )
-    missed = _missed(evidence, order)
-    ranks = tuple(sorted(missed or order))
-    told = ("that call was left out, or comes later than it did",) if missed else ()
+    known = _changed(evidence, order) or _fewer(evidence, waits, order)
+    ranks, what = known or (tuple(sorted(order)), "")
+    told = ("that call was left out, or comes later than it did",) if known else ()
     are_calls = {waits[rank].call is not None for rank in order}
     finding = Finding(
         "deadlock",
         "error",
-        f"{_changed(evidence, missed)}{circled}",
+        f"{what}{circled}",
         ranks=ranks,
         nodes=evidence.nodes_of(ranks),
         innocent=innocents(waits, ranks),
         evidence=(*told, *_counters(evidence, waits, order)),
         cure=BOTH if len(are_calls) > 1 else COLLECTIVES if are_calls == {True} else POINT_TO_POINT,
     )
-    return at(finding, waits[ranks[0] if missed else order[0]].site)
+    return at(finding, waits[ranks[0] if known else order[0]].site)
 
 
-def _missed(evidence: Evidence, order: tuple[int, ...]) -> dict[int, Collective]:
-    """What ranks of the circle called in every round before, and not now.
+def _changed(evidence: Evidence, order: tuple[int, ...]) -> Known | None:
+    """Who of the circle does not go on as in every round before, where few of all ranks do so.
 
-    Empty where more than a minority of all ranks have changed: then nobody knows who is right.
+    Else nobody knows who is right.
     """
-    changed = {n: _left_out(rank) for n, rank in evidence.ranks.items() if rank.collectives}
-    found = {n: call for n, call in changed.items() if call is not None}
-    return found if found.keys() <= set(order) and 2 * len(found) < len(changed) else {}
+    news = {n: _left_out(rank) for n, rank in evidence.ranks.items() if rank.collectives}
+    found = {n: call for n, call in news.items() if call is not None}
+    if not found or not found.keys() <= set(order) or 2 * len(found) >= len(news):
+        return None
+    ranks = tuple(sorted(found))
+    return ranks, (
+        f"{who(ranks, evidence)} did not go on as in the rounds before, where "
+        f"{_named(evidence, found[ranks[0]])} came next; "
+    )
+
+
+def _fewer(evidence: Evidence, waits: Mapping[int, Wait], order: tuple[int, ...]) -> Known | None:
+    """The rank that has made the call that is waited for once less often than all others.
+
+    Those in other groups count as well: they have gone through the same lines (a mesh).
+    """
+    found: dict[int, Collective] = {}
+    for rank, late in zip(order, (*order[1:], order[0]), strict=True):
+        call = waits[rank].call
+        place = None if call is None else place_of(call.site)
+        if call is None or place is None:
+            continue
+        counts = {
+            number: sum(place_of(one.site) == place for one in other.collectives)
+            for number, other in evidence.ranks.items()
+        }
+        behind = counts.pop(late)
+        others = {count for count in counts.values() if count}
+        if len(counts) > 2 and behind > 0 and others == {behind + 1}:
+            found[late] = call
+    if len(found) != 1:
+        return None
+    ((late, call),) = found.items()
+    return (late,), (
+        f"{who((late,), evidence)} has called {_named(evidence, call)} once less often than the "
+        "others have called that line; "
+    )
+
+
+def _named(evidence: Evidence, call: Collective) -> str:
+    group = group_in_words(call.group, evidence)
+    return f"{short_in_words(call)} of {group}{called_at(call)}"
 
 
 def _left_out(rank: Rank) -> Collective | None:
@@ -76,21 +124,9 @@ def _left_out(rank: Rank) -> Collective | None:
     most = max(alike.values(), default=0)
     rounds = [earlier for earlier, length in alike.items() if length == most > 0]
     followed = {calls[earlier] for earlier in rounds}
-    if len(followed) != 1 or calls[newest] in followed:
-        return None
+    if len(followed) != 1 or calls[newest] in followed or calls[newest] not in calls[:newest]:
+        return None  # what was never called before may be right: once in a hundred steps, say
     return rank.collectives[rounds[-1]]
-
-
-def _changed(evidence: Evidence, missed: Mapping[int, Collective]) -> str:
-    """Who does not go on as before, in words."""
-    if not missed:
-        return ""
-    call = next(iter(missed.values()))
-    return (
-        f"{who(tuple(missed), evidence)} did not go on as in the rounds before, where "
-        f"{short_in_words(call)} of {group_in_words(call.group, evidence)}{called_at(call)} "
-        "came next; "
-    )
 
 
 def _counters(
