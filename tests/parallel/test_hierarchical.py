@@ -122,11 +122,11 @@ def test_auto_takes_it_where_it_pays(ranks: RankPool) -> None:
     assert ranks.run(3, choices, "aaa", "cpu") == [["flat"] * 3] * 3, "nothing slow between"
 
 
-def measured(slowest: str) -> list[str]:
+def measured(slowest: str, slow: float) -> list[str]:
     """Only rank 3 finds one way slow, the others see no difference."""
     seconds = [1.0, 1.0]
     if dist.get_rank() == 3:
-        seconds[0 if slowest == "hierarchical" else 1] = 2.0
+        seconds[0 if slowest == "hierarchical" else 1] = slow
     calls = itertools.count()
 
     def perf_counter() -> float:
@@ -141,8 +141,9 @@ def measured(slowest: str) -> list[str]:
 
 
 def test_auto_measures_what_is_faster_for_large_tensors(ranks: RankPool) -> None:
-    assert ranks.run(4, measured, "flat") == [["hierarchical", "hierarchical"]] * 4
-    assert ranks.run(4, measured, "hierarchical") == [["hierarchical", "flat"]] * 4
+    assert ranks.run(4, measured, "flat", 2.0) == [["hierarchical", "hierarchical"]] * 4
+    assert ranks.run(4, measured, "hierarchical", 2.0) == [["hierarchical", "flat"]] * 4
+    assert ranks.run(4, measured, "flat", 1.05) == [["hierarchical", "flat"]] * 4, "by chance"
 
 
 def in_a_subgroup() -> float:
