@@ -17,8 +17,9 @@ import pytest
 
 from lab.deploy.deployment import deploy
 from lab.deploy.layout import Layout
+from lab.deploy.packages import Platform
 from lab.deploy.program import OLDEST_PYTHON, program
-from lab.deploy.visit import MODULES, Visit, hello
+from lab.deploy.visit import MODULES, Visit, hello, stage
 from lab.errors import LabError
 from lab.topology import Node
 from lab.transport.local import LocalChannel
@@ -428,6 +429,26 @@ def test_a_controller_that_says_nothing_any_more_does_not_keep_the_host(
     hosts.write(a="3")
     hosts.deploy()
     assert hosts.code() == {"a": "3"}
+    visit.cut()
+
+
+def test_a_controller_that_falls_silent_while_it_sends_does_not_keep_the_host(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts.write(a="1")
+    hosts.deploy()
+    monkeypatch.setattr("lab.deploy.visit.SILENCE", 1)
+    hosts.write(a="2" * 9)
+    plan = hosts.plan()
+    visit = Visit(hosts.topology.nodes[0], hosts.start, sys.executable, lambda *_: None)
+    host = visit.ask("hello", "host", **hello(plan.layout))
+    environment = plan.packages.environment(Platform.of(host)).as_data()
+    entries = [entry.as_data() for entry in plan.tree.entries]
+    visit.ask("stage", "want", **stage(plan.tree, environment, entries))
+    visit._channel.send(b"2222")  # and then its network fails
+
+    hosts.deploy()
+    assert hosts.code() == {"a": "2" * 9}
     visit.cut()
 
 

@@ -2,7 +2,7 @@
 
 =========  =====================================================================================
 hello      what this host is and has: answered by `host`; `silence`: seconds without a word after
-           which a controller counts as gone that has others wait for its decision
+           which a controller counts as gone that has others wait for its bytes or its decision
 stage      `content`, `environment` (`key`, `wheels`, `own`) and `entries` of a version: answered
            by `want` with the hashes of `packages`, if need be, and of `files`, whose bytes are
            then awaited, and by `staged`; nothing is in use yet
@@ -21,8 +21,9 @@ import os
 import platform
 import shutil
 import sys
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lab.deploy.host.environments import READY, install, remove_unused
 from lab.deploy.host.files import Entry, place, receive_blob
@@ -51,7 +52,6 @@ class Session:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._project: Project
-        self._silence = 0
 
     def serve(self) -> None:
         """Answer until there are no more messages."""
@@ -60,7 +60,7 @@ class Session:
 
     def _on_hello(self, message: dict[str, Any]) -> None:
         self._project = Project(message["workdir"], message["project"])
-        self._silence = message["silence"]
+        self._wire.silence = message["silence"]
         identity = self._project.make()
         envs = self._project.workdir / "envs"
         self._wire.send(
@@ -116,7 +116,7 @@ class Session:
 
         The project is held until then, so that nobody begins in between.
         """
-        while (answer := self._wire.receive(self._silence)) and answer["type"] == "alive":
+        while (answer := self._wire.receive(held=True)) and answer["type"] == "alive":
             pass
         return answer is not None and answer["type"] == "switch"
 
@@ -203,7 +203,7 @@ def main() -> None:
     """Serve the controller at our stdin; say in one message why it cannot go on."""
     outgoing = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not get between the messages
-    wire = Wire(sys.stdin.buffer, outgoing)
+    wire = Wire(cast("BufferedReader", sys.stdin.buffer), outgoing)
     try:
         Session(wire).serve()
     except EOFError:

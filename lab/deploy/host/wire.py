@@ -2,6 +2,7 @@
 
 import json
 import signal
+from io import BufferedReader
 from typing import Any, BinaryIO
 
 CHUNK = 1 << 18
@@ -10,18 +11,20 @@ CHUNK = 1 << 18
 class Wire:
     """One end, on the host."""
 
-    def __init__(self, incoming: BinaryIO, outgoing: BinaryIO) -> None:
+    def __init__(self, incoming: BufferedReader, outgoing: BinaryIO) -> None:
         self._incoming = incoming
         self._outgoing = outgoing
+        self.silence = 0
+        """Seconds without a word after which this process ends where others wait for it, too: a
+        controller that has lost its power or its network says none. 0: it waits for ever."""
 
-    def receive(self, patience: int = 0) -> dict[str, Any] | None:
+    def receive(self, *, held: bool = False) -> dict[str, Any] | None:
         """The next message; None: the controller has gone, or has let go.
 
         Args:
-            patience: seconds to wait for it, after which this process ends: a machine that has lost
-                its power or its network says no word. 0: for ever.
+            held: whether others wait for this process meanwhile.
         """
-        signal.alarm(patience)
+        signal.alarm(self.silence if held else 0)
         line = self._incoming.readline()
         signal.alarm(0)
         if not line.endswith(b"\n"):
@@ -35,12 +38,14 @@ class Wire:
         self._outgoing.flush()
 
     def chunk(self, most: int) -> bytes:
-        """Some of the bytes that come.
+        """Some of the bytes that come, while others wait for this process.
 
         Raises:
             EOFError: the connection was lost.
         """
-        data = self._incoming.read(min(most, CHUNK))
+        signal.alarm(self.silence)
+        data = self._incoming.read1(min(most, CHUNK))
+        signal.alarm(0)
         if not data:
             raise EOFError
         return data
