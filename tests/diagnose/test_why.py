@@ -652,6 +652,13 @@ def test_a_rank_that_does_not_end_is_named_though_nobody_waits_for_it() -> None:
     assert diagnose(evidence([late(30), late(30), ended])).ranks == (0, 1)
 
 
+def test_what_is_no_line_of_the_script_is_not_said_to_be_one() -> None:
+    formats = rank(STEP[:3], stack=frames(1, ("traceback.py", "format_exception"))[:1])
+    found = diagnose(evidence([waiting(), formats, waiting()]))
+    assert (found.kind, found.ranks) == ("unknown", (1,))
+    assert "it is in no line of the script" in found.summary
+
+
 # Circles through two groups
 
 

@@ -213,7 +213,9 @@ class Divergence:
         self._said |= places
         ranks = self._guilty(places, "parameters")
         everybody = len(ranks) == len(self._records)
-        begin = "each begin with weights of their own" if everybody else "begin with other weights"
+        begin = f"begin{'s' * (len(ranks) == 1)} with other weights"
+        if everybody:
+            begin = "each begin with weights of their own"
         first = min(places)
         return [
             Finding(

@@ -33,7 +33,7 @@ def does(rank: Rank, activity: Activity) -> str:
         return f"{VERBS[activity.doing]} ({', '.join(rank.other_threads[:4])})"
     if activity.doing is Doing.ELSE:
         use = ", busy" if rank.is_busy else ", using no processor time" if rank.is_idle else ""
-        return f"is{place or ' in its own code'}{code}{use}"
+        return f"is{place or ' in no line of the script'}{code}{use}"
     return f"{VERBS[activity.doing]}{place}{code}"
 
 

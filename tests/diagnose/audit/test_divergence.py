@@ -97,6 +97,13 @@ def test_the_minority_is_guilty() -> None:
     assert "bias" not in finding.summary
 
 
+def test_one_rank_begins_with_other_weights() -> None:
+    apart = {0: (1, 2), 1: (5, 6), 2: (1, 2)}
+    (finding,) = _judge([(apart, _same(3, 4))] * 2, exchanged={"after": 1})
+    assert (finding.kind, finding.ranks) == ("weights-differ-at-start", (1,))
+    assert finding.summary.startswith("rank 1 begins with other weights")
+
+
 def test_a_difference_of_rounding_is_a_warning() -> None:
     weights = {0: (20_000_000, 2), 1: (20_000_000, 2), 2: (20_000_002, 2)}
     (finding,) = _judge(
