@@ -18,6 +18,8 @@ NEWEST = 256
 """How many collectives are told of, of each group: a difference may lie far back."""
 WRAPPERS = ("c10d_logger.py", "_contextlib.py")
 """Files of torch whose frames stand around a function, and say nothing."""
+DECORATORS = ("wrapper", "inner_func")
+"""What such frames are called elsewhere (torch.distributed.checkpoint)."""
 DTYPES = {
     "BFloat16": "bfloat16",
     "Bool": "bool",
@@ -163,6 +165,6 @@ def _call(frames: Iterable[Mapping[str, Any]], start_folder: str) -> Told:
         if is_users(file):
             site = {"file": shown(file, start_folder), "line": frame["line"]}
             return {"site": {**site, "function": frame["name"]}, "via": via}
-        if not is_labs(file) and not file.endswith(WRAPPERS):
+        if not is_labs(file) and not file.endswith(WRAPPERS) and frame["name"] not in DECORATORS:
             via = frame["name"]
     return {"site": None, "via": via}
