@@ -3,11 +3,12 @@
 Where ranks need no torch they have none: to import it is what takes long.
 """
 
+import contextlib
 import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -353,6 +354,82 @@ def test_a_node_that_is_killed_is_named_and_the_job_goes_on_without_it(
             wait_until(lambda: cluster.slurm("sinfo", "-h", "-o", "%t %D").split() == idle)
 
 
+STEPS = """
+import os, signal, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+signal.signal(signal.SIGTERM, lambda *_: None)  # as a training that saves first
+dist.init_process_group("gloo")
+print("here", flush=True)
+goes_on = torch.ones(1)
+while goes_on:
+    goes_on.fill_(not Path(os.environ["LAB_RUN_DIR"], "enough").exists())
+    dist.all_reduce(goes_on, op=dist.ReduceOp.PRODUCT)
+    time.sleep(0.05)
+"""
+
+
+@contextlib.contextmanager
+def frozen(cluster: Cluster, host: str) -> Iterator[None]:
+    """A host that does nothing meanwhile; afterwards all are idle again."""
+    container = f"{cluster.lab_id}-{host}"
+    with workdir_lock(cluster.folder, wait=True):  # else gc would take what lacks a part
+        subprocess.run(["docker", "pause", container], check=True, capture_output=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["docker", "unpause", container], check=True, capture_output=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ["node0", "node1"])  # srun is on the first
+def test_a_host_that_is_frozen_is_named_and_its_job_ends(
+    lab: Patient, cluster: Cluster, host: str
+) -> None:
+    cluster.configure("SlurmdTimeout=300")  # as Slurm has it by itself
+    try:
+        stall = ["--stall", "5s", "--on-stall", "stop"]
+        file = lab.topology(launcher="srun", nodes="3")
+        process = lab.start("run", "-t", file, *stall, lab.script(STEPS))
+        assert process.stdout is not None
+        for _ in range(3):
+            assert "here" in process.stdout.readline()
+        with frozen(cluster, host):
+            process.communicate(timeout=600)
+        assert process.returncode == 75
+        why = verdict(lab.runs()[-1])["why"]
+        assert (why["kind"], why["nodes"], why["ranks"]) == ("paused", [host], [int(host[-1])])
+        innocent = {rank for one in why["innocent"] for rank in one["ranks"]}
+        assert innocent == {0, 1, 2} - {int(host[-1])}
+    finally:
+        cluster.configure("SlurmdTimeout=10")
+
+
+@pytest.mark.slow
+def test_a_frozen_host_that_slurm_gives_up_is_named_and_harms_nobody_when_it_wakes(
+    lab: Patient, cluster: Cluster
+) -> None:
+    started: dict[int, tuple[str, Path]] = {}
+    for requeues in (0, 1):
+        file = lab.topology(requeues=requeues, launcher="srun", nodes="3")
+        started[requeues] = lab.submit("-t", file, "--stall", "0", lab.script(STEPS))
+        for rank in range(3):
+            output = started[requeues][1] / f"node{rank}/rank{rank}.out"
+            wait_until(partial(said, "here", output))
+    job, run = started[1]
+    with frozen(cluster, "node1"):
+        lab("logs", "-f", started[0][1].name)
+        told = verdict(started[0][1])
+        assert (told["kind"], told["first"]["node"]) == ("node-lost", "node1")
+        cluster.begin_now(job, 1)
+        wait_until(lambda: read(run / "node1/rank1.out").count("here") == 2)
+    wait_until(lambda: "idle" in cluster.slurm("sinfo", "-h", "-n", "node1", "-o", "%t").split())
+    (run / "enough").touch()
+    lab("logs", "-f", run.name)
+    assert verdict(run)["kind"] == "ok"
+
+
 def test_a_job_that_is_preempted_without_a_warning_begins_again(
     lab: Patient, cluster: Cluster
 ) -> None:
@@ -402,13 +479,25 @@ def test_test_only(lab: Patient) -> None:
     assert "to start at" in done.stdout
 
 
+WARNING = ("--batch", "--signal=USR2")
+"""As before the time limit."""
+GRACE = ("--signal=TERM",)
+"""As where a job is preempted, and has a GraceTime to end."""
+
+
 def preempted(
-    lab: Patient, cluster: Cluster, file: str, *job: str, after: str, drain: str | None = None
+    lab: Patient,
+    cluster: Cluster,
+    file: str,
+    *job: str,
+    after: str,
+    warning: Sequence[str] = WARNING,
+    drain: str | None = None,
 ) -> Path:
     """Run a job that is warned once it has said `after`, and begins again; its directory."""
     number, run = lab.submit("-t", file, lab.script(SLOWLY, "slowly.py"), *job)
     wait_until(lambda: any(after in read(path) for path in run.glob("*/rank0.out")))
-    cluster.slurm("scancel", "--batch", "--signal=USR2", number)  # as before the time limit
+    cluster.slurm("scancel", *warning, number)
     if drain is not None:
         cluster.slurm("scontrol", "update", f"NodeName={drain}", "State=DRAIN", "Reason=test")
     cluster.begin_now(number, 1)
@@ -453,12 +542,16 @@ def losses(run: Path) -> dict[int, float]:
     return found
 
 
-def test_a_training_of_ours_goes_on_bitwise_after_a_warning(lab: Patient, cluster: Cluster) -> None:
+@pytest.mark.parametrize(("launcher", "warning"), [("srun", WARNING), ("torchrun", GRACE)])
+def test_a_training_of_ours_goes_on_bitwise_after_a_warning(
+    lab: Patient, cluster: Cluster, launcher: str, warning: Sequence[str]
+) -> None:
     job = ["lab.training.wine", "--steps", "600", "--save-every", "600", "--evaluate-every", "0"]
     assert lab("run", "-q", "-t", "pair", "--on", "local", "-m", *job).returncode == 0
     expected = losses(lab.runs()[-1])
     assert len(expected) == 600
-    run = preempted(lab, cluster, lab.topology(launcher="srun", nodes="2"), *job, after="\n    3 ")
+    file = lab.topology(launcher=launcher, nodes="2")
+    run = preempted(lab, cluster, file, *job, after="\n    3 ", warning=warning)
     assert losses(run) == expected
 
 
