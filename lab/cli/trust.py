@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def trust(
     hosts: Annotated[
         list[str],
-        typer.Argument(metavar="HOST...", help="Nodes of the topology, or names of hosts."),
+        typer.Argument(metavar="HOST...", help="Nodes of the topology, or [user@]host[:port]."),
     ],
     topology: TopologyOption = None,
     yes: Annotated[
@@ -64,9 +64,9 @@ def _trust(connection: "SshConnection", yes: bool, expected: str | None, replace
     if others and not replace:
         raise UsageError(
             f"{connection.known_name} is known by another key: where its owner says that the new "
-            f"one is right, lab trust --replace {connection.original_host}"
+            f"one is right, lab trust --replace {connection.called}"
         )
-    if not _agrees(fingerprint(found), yes, expected):
+    if not _agrees(connection.called, fingerprint(found), yes, expected):
         return False
     add_key(private_file(), connection.known_name, found)
     print(f"  added to {private_file()}")
@@ -81,7 +81,7 @@ def _removal(path: "Path", connection: "SshConnection") -> str:
 
 def _connections(hosts: list[str], source: str | None) -> "list[SshConnection]":
     from lab.topology import SshOptions, load_topology
-    from lab.transport.ssh_connection import SshConnection
+    from lab.transport.ssh_connection import SshConnection, target
     from lab.transport.ssh_hosts import SshHosts
     from lab.transport.ssh_settings import SshSettings
 
@@ -90,14 +90,19 @@ def _connections(hosts: list[str], source: str | None) -> "list[SshConnection]":
     if source is not None and loaded.on != "ssh":
         raise UsageError(f"{loaded.name} is on {loaded.on}: only hosts have keys")
     known = SshHosts(loaded)
-    plain = SshSettings.of(SshOptions())
-    return [
-        known.unopened(nodes[name]) if name in nodes else SshConnection(name, plain)
-        for name in hosts
-    ]
+    config = loaded.ssh.config if loaded.on == "ssh" else None  # which names jump hosts, too
+    found = []
+    for name in hosts:
+        if name in nodes:
+            found.append(known.unopened(nodes[name]))
+        else:
+            user, host, port = target(name)
+            settings = SshSettings.of(SshOptions(user=user, port=port, config=config))
+            found.append(SshConnection(host, settings, called=name))
+    return found
 
 
-def _agrees(found: str, yes: bool, expected: str | None) -> bool:
+def _agrees(host: str, found: str, yes: bool, expected: str | None) -> bool:
     """Whether that fingerprint is the right one."""
     if expected is not None:
         if expected != found:
@@ -108,6 +113,6 @@ def _agrees(found: str, yes: bool, expected: str | None) -> bool:
     if not (sys.stdin is not None and sys.stdin.isatty()):
         raise UsageError(
             "nobody can be asked here: compare the fingerprint, then lab trust --fingerprint "
-            f"{found}"
+            f"{found} {host}"
         )
     return typer.confirm("  is that its owner's word?")

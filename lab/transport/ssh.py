@@ -14,9 +14,9 @@ from lab.errors import LabError, UsageError
 from lab.topology import Node, Topology
 from lab.transport.ssh_bundle import KEEP, bundle
 from lab.transport.ssh_channel import SshChannel, remote_command
-from lab.transport.ssh_connection import SILENCE
 from lab.transport.ssh_hosts import Host, SshHosts
 from lab.transport.ssh_results import bring_back
+from lab.transport.ssh_socket import SILENCE
 
 
 class SshTransport:

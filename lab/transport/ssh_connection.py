@@ -5,18 +5,16 @@ ConnectTimeout); what is changed here is what it would trust, and what it says.
 """
 
 import base64
-import contextlib
 import hashlib
 import logging
 import re
 import socket
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, NoReturn
 
-from paramiko import PKey, RejectPolicy, SSHClient, SSHException, Transport
+from paramiko import PKey, RejectPolicy, SSHClient, SSHException
 from paramiko.auth_strategy import AuthFailure, InMemoryPrivateKey, Password
 from paramiko.ssh_exception import (
     BadHostKeyException,
@@ -28,6 +26,7 @@ from lab.errors import LabError, UsageError
 from lab.transport.known_hosts import SYSTEM_FILE, KnownHosts, entry_name, private_file
 from lab.transport.light_fabric import Connection
 from lab.transport.ssh_settings import SshSettings
+from lab.transport.ssh_socket import KEEP_ALIVE, give_up_on_silence, quick_transport
 
 TIMEOUT = 10
 """Seconds for a host to answer, unless ~/.ssh/config says (ConnectTimeout)."""
@@ -37,13 +36,7 @@ GONE = (OSError, EOFError, SSHException)
 """What paramiko raises, one or the other, where there is no connection or it has ended."""
 MANY = 3
 """Keys of an agent that are not named one by one any more."""
-KEEP_ALIVE = 15
-"""Seconds without a word after which to say one, so that nobody on the way forgets us."""
-SILENCE = 60
-"""Seconds after which a host that does not acknowledge what we say counts as gone."""
-
-_HOP = re.compile(r"(?:ssh://)?(?:(.*)@)?(\[.*\]|.*?:.*:.*?|.*?)(?::(\d+))?/?")
-"""One of `ProxyJump`: `[user@]host[:port]`, as a URI if need be, an IPv6 address in brackets."""
+_TARGET = re.compile(r"(?:ssh://)?(?:(.*)@)?(\[.*\]|.*?:.*:.*?|.*?)(?::(\d+))?/?")
 
 # Its warnings with tracebacks would go to the terminal; what they are about is said by `explain`.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -86,12 +79,25 @@ class HostKey(NamedTuple):
 class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no annotations
     """Fabric's `Connection` to a host, or to one on the way there (ProxyJump)."""
 
-    def __init__(self, host: str, settings: SshSettings, *, way: Sequence[str] = (), **own: Any):
-        """`way`: hosts that lead to this one already, so that no ring of jumps is followed.
+    def __init__(
+        self,
+        host: str,
+        settings: SshSettings,
+        *,
+        called: str | None = None,
+        way: Sequence[str] = (),
+        **own: Any,
+    ) -> None:
+        """Nothing is connected yet.
 
-        `own` are arguments of Fabric's, which win over the settings.
+        Args:
+            host: what to look up in ~/.ssh/config, and else to connect to.
+            settings: of all connections of a topology.
+            called: the node that it is, for messages.
+            way: hosts that lead to this one already, so that no ring of jumps is followed.
+            own: arguments of Fabric's, which win over the settings.
         """
-        self._set(settings=settings, way=(*way, host))
+        self._set(settings=settings, way=(*way, host), called=called or host)
         self._set(opening=Lock(), attempts=0, failure=None)
         given = {"user": settings.user, "port": settings.port} | own
         super().__init__(host, config=settings.config, **given)
@@ -99,7 +105,7 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
         self.connect_kwargs: dict[str, Any] = {
             "banner_timeout": self.connect_timeout,
             "channel_timeout": self.connect_timeout,
-            "transport_factory": _quick,
+            "transport_factory": quick_transport,
         }
         self.client.set_missing_host_key_policy(Refuse())
 
@@ -110,16 +116,14 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
             return self.ssh_config.get("proxycommand")
         gateway, there = None, ""
         for hop in jump.split(","):
-            user, name, port = _HOP.fullmatch(hop.strip()).groups()  # type: ignore[union-attr]  # anything fits
-            name = name.strip("[]")
+            user, name, port = target(hop)
             if name in self.way:
                 raise UsageError(f"ProxyJump leads from {self.way[-1]} back to {name}")
             there += f"{hop.strip()},"
             known = self.settings.gateways
             if there not in known:
                 # The topology's user and port are for nodes.
-                number = None if port is None else int(port)
-                plain = SshSettings(user, number, self.settings.config, known)
+                plain = SshSettings(user, port, self.settings.config, known)
                 own: dict[str, Any] = {} if gateway is None else {"gateway": gateway}
                 known[there] = SshConnection(name, plain, way=self.way, **own)
             gateway = known[there]
@@ -182,7 +186,7 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
         transport = self.client.get_transport()
         assert transport is not None
         transport.set_keepalive(KEEP_ALIVE)
-        _give_up_on_silence(transport.sock)
+        give_up_on_silence(transport.sock)
 
     def _expect(self, keys: Iterable[PKey]) -> None:
         """Have paramiko take these keys for the host's: the first of each kind."""
@@ -233,12 +237,12 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
                 f"ITS HOST KEY HAS CHANGED: it offers {fingerprint(error.key)}, and {where} has "
                 f"{fingerprint(error.expected_key)}. Somebody may be listening in, or the host has "
                 "been installed anew: ask its owner for the fingerprint, then "
-                f"lab trust --replace {self.original_host}"
+                f"lab trust --replace {self.called}"
             )
         if isinstance(error, UnknownHostKeyError):
             return (
                 f"its host key is not known ({fingerprint(error.key)}): compare that, then "
-                f"lab trust {self.original_host}"
+                f"lab trust {self.called}"
             )
         if isinstance(error, AuthFailure):
             return self._refusal(error)
@@ -273,32 +277,12 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
         )
 
 
-def _quick(sock: Any, *given: Any, **named: Any) -> Transport:
-    """A `Transport` that does not hold small messages back, and takes AES-GCM where it can.
+def target(text: str) -> tuple[str | None, str, int | None]:
+    """User, host and port of `[user@]host[:port]`, also as a URI, as ssh takes it.
 
-    Nagle's algorithm waits for an acknowledgement that the other end delays, 40 ms twice in each
-    login; ssh(1) switches it off as well. Other ciphers' MACs are compared in Python.
+    An IPv6 address with a port is in brackets.
     """
-    if isinstance(sock, socket.socket):  # through a gateway, its own connection has one
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    made = Transport(sock, *given, **named)
-    options = made.get_security_options()
-    options.ciphers = sorted(options.ciphers, key=lambda name: "gcm" not in name)
-    return made
-
-
-def _give_up_on_silence(sock: Any) -> None:
-    """Have the system end a connection whose other end does not acknowledge any more."""
-    if not isinstance(sock, socket.socket):
-        return  # through a gateway, which has the socket
-    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
-    if sys.platform == "linux":
-        options += [
-            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENCE // KEEP_ALIVE),
-            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE * 1000),
-        ]
-    with contextlib.suppress(OSError):  # it has just ended
-        for level, name, value in options:
-            sock.setsockopt(level, name, value)
+    found = _TARGET.fullmatch(text.strip())
+    assert found is not None  # whatever it is, it is a host's name
+    user, host, port = found.groups()
+    return user, host.strip("[]"), None if port is None else int(port)

@@ -55,7 +55,8 @@ class SshHosts:
         self.topology = topology
         self._settings = SshSettings.of(topology.ssh)
         self._connections = {
-            node.name: SshConnection(self._target(node), self._settings) for node in topology.nodes
+            node.name: SshConnection(self._target(node), self._settings, called=node.name)
+            for node in topology.nodes
         }
         self._locks: dict[str, Lock] = defaultdict(Lock)
 

@@ -37,7 +37,7 @@ def test_nobody_to_ask_means_no(lab: Lab, place: SshPlace) -> None:
     assert done.returncode == 2
     found = re.search(r"SHA256:[\w+/]{43}", done.stdout)
     assert found is not None
-    assert f"lab trust --fingerprint {found[0]}" in done.stderr
+    assert f"lab trust --fingerprint {found[0]} h0" in done.stderr
     assert not place.known.exists()
 
 
@@ -55,6 +55,15 @@ def test_the_right_fingerprint_is_added_once(lab: Lab, place: SshPlace) -> None:
     assert again.returncode == 0
     assert "known already" in again.stdout
     assert lab("exec", "h0", "true", env=place.env).returncode == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:{port}", "me@127.0.0.1:{port}", "jump"])
+def test_a_host_that_is_no_node(host: str, lab: Lab, place: SshPlace) -> None:
+    port = place.server.port
+    place.ssh_config(f"Host jump\n    HostName 127.0.0.1\n    Port {port}\n")
+    done = lab("trust", "--yes", host.format(port=port), env=place.env)
+    assert done.returncode == 0, done.stderr
+    assert place.known.read_text() == place.server.known_lines()
 
 
 def test_another_key_needs_more_than_yes(lab: Lab, place: SshPlace) -> None:
