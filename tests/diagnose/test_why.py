@@ -356,6 +356,17 @@ def test_a_node_that_takes_itself_for_the_master_is_named() -> None:
     assert "this node itself" in found.summary
 
 
+def test_a_master_that_does_not_listen_yet_is_nobodys_wrong_address() -> None:
+    refused = {"master": {"resolves": "10.0.0.1", "reach": "refused"}}
+    outside = rank(source="py-spy", stack=frames(5, (C10D, "init_process_group")))
+    nodes = {"node0": refused, "node1": refused}
+    assert diagnose(evidence([outside, joins(1, 2)], nodes=nodes)).kind == "unknown"
+    assert diagnose(evidence([joins(0, 2), joins(1, 2)], nodes=nodes)).kind == "unknown"
+    nodes["node0"] = {"master": {"resolves": "10.0.0.1", "reach": "ok"}}
+    found = diagnose(evidence([outside, joins(1, 2)], nodes=nodes))
+    assert named(found) == ("rendezvous", (1,), 5)
+
+
 def test_who_has_come_a_moment_ago_ends_no_hang_that_is_judged_after() -> None:
     come = joins(1, 2)
     come["pulses"] = [

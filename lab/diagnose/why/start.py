@@ -152,7 +152,10 @@ def _twice(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | Non
 
 def _wrong_master(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | None:
     """Nodes from which the master cannot be reached, or which take themselves for it."""
-    hosts = {evidence.ranks[n].node for n, one in joining.items() if one.arguments.get("rank") == 0}
+    # What was read from outside knows no arguments: then a rank counts as who it was started as.
+    hosts = {
+        evidence.ranks[n].node for n, one in joining.items() if one.arguments.get("rank", n) == 0
+    }
     found = {
         name: how
         for name, node in evidence.nodes.items()
@@ -164,6 +167,9 @@ def _wrong_master(evidence: Evidence, joining: Mapping[int, Activity]) -> Findin
     first = evidence.ranks[ranks[0]]
     address = joining[ranks[0]].arguments.get("master_addr") or first.env.get("MASTER_ADDR")
     itself = " (itself)" if address in LOCAL_NAMES else ""
+    own = [(evidence.nodes[name].master or {}).get("reach") for name in hosts]
+    if "refused" in own and not itself:
+        return None  # its host does not listen yet: nobody could reach it
     return at(
         Finding(
             "rendezvous",
