@@ -9,7 +9,7 @@ import sys
 from types import FrameType
 
 from lab import interrupts
-from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, LabError
+from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, LabError
 
 GARBAGE = 50_000
 """New objects after which Python looks for garbage; its own 700 come up 200 times in a start."""
@@ -51,6 +51,11 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if not interrupts.is_unwanted(number):
             signal.signal(number, _end)
+    try:
+        os.getcwd()  # noqa: PTH109 - only whether there is one
+    except FileNotFoundError:
+        print("lab: error: the current folder has gone: go to another one", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
     try:
         from lab.cli.main import app  # takes a moment, in which Ctrl-C should be quiet too
         from lab.cli.usage import call

@@ -95,6 +95,7 @@ def exec_(
         typer.Option("--all", help="On all nodes; those that answer the same are shown as one."),
     ] = False,
     topology: TopologyOption = None,
+    nodes: NodesOption = None,
     on: OnOption = None,
 ) -> None:
     """Run a command on one node, or on all, as the ranks' user and in the working directory.
@@ -104,7 +105,7 @@ def exec_(
     from lab.topology import load_topology
     from lab.transport import transport_for
 
-    loaded = load_topology(topology, on=on)
+    loaded = load_topology(topology, nodes=nodes, on=on)
     argv = words or []
     if not everywhere:
         if not argv:
@@ -180,7 +181,7 @@ def gc(
     removed = end_leftovers(dry_run)
     sees_containers = engine_answers()
     if sees_containers:
-        removed += collect_garbage(dry_run, images=images)
+        removed += collect_garbage(Path.cwd(), dry_run, images=images)
     if venvs:
         removed += remove_venvs(dry_run)
     if as_json:

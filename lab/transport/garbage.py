@@ -43,14 +43,19 @@ def end_leftovers(dry_run: bool = False, *, run: Path | None = None) -> list[str
 
 
 def collect_garbage(
-    dry_run: bool = False, progress: Progress = lambda _line: None, *, images: bool = False
+    here: Path,
+    dry_run: bool = False,
+    progress: Progress = lambda _line: None,
+    *,
+    images: bool = False,
 ) -> list[str]:
     """Remove what nobody will remove any more; returns one line for each thing, with the reason.
 
-    That is: labs whose run has lost its controller, whose working directory has gone, or of which
-    a part is missing or does not run, unless somebody is bringing them up just now; on the nodes of
-    the others, processes of runs that are over; and where `images` are asked for, those of nodes
-    that the present code is not and no container uses (another checkout may want them again).
+    That is: labs whose run has lost its controller or whose working directory has gone, and one
+    that is from `here` of which a part is missing or does not run, unless somebody is bringing it
+    up just now; on the nodes of the others, processes of runs that are over; and where `images` are
+    asked for, those of nodes that the present code is not and no container uses (another checkout
+    may want them again).
 
     Raises:
         LabError: no engine answers.
@@ -59,7 +64,7 @@ def collect_garbage(
     removed = []
     for lab in find_labs(client):
         with workdir_lock(lab.workdir, wait=False) as locked:
-            reason = why_garbage(lab) if locked else None
+            reason = why_garbage(lab, here) if locked else None
             if reason is not None:
                 removed.append(f"lab {lab.id} of {lab.workdir}: {reason}")
                 progress(removed[-1])
@@ -79,17 +84,21 @@ def collect_garbage(
     return removed
 
 
-def why_garbage(lab: Lab) -> str | None:
-    """Why nobody will remove a lab any more; None: somebody may."""
+def why_garbage(lab: Lab, here: Path) -> str | None:
+    """Why nobody will remove a lab any more; None: somebody may.
+
+    Of a lab that is not from `here` a node may have been stopped on purpose, to see what happens.
+    """
     if lab.ours:
         with contextlib.suppress(PermissionError):  # another user's: not ours to judge
             if not lab.workdir.exists():
                 return f"its working directory {lab.workdir} has gone"
         if lab.run_state() == "died":
             return f"the controller of its run {lab.run} has gone"
-    rehearses = lab.topology in REHEARSALS and lab.nodes  # who may have stopped a host to see it
-    if not lab.complete and not rehearses and lab.run_state() != "running":
-        return f"only {lab.state}"
+    rehearses = lab.topology in REHEARSALS and lab.nodes  # the same, here as well
+    if lab.workdir != here.resolve() or rehearses or lab.complete:
+        return None
+    return f"only {lab.state}" if lab.run_state() != "running" else None
     return None
 
 

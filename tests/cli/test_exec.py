@@ -49,6 +49,12 @@ def test_containers_answer_as_one_and_tell_what_they_are(pair: Lab) -> None:
     assert one["torch"].startswith("2.")
 
 
+def test_some_nodes_of_a_topology_are_all_there_are(lab: Lab) -> None:
+    few = ("-t", "pair", "--on", "local", "--nodes", "1")
+    done = lab("exec", *few, "--all", "printenv", "LAB_NODE")
+    assert (done.returncode, done.stdout) == (0, "node0\n  node0\n"), done.stderr
+
+
 def test_containers_that_are_not_up_are_said_to_be_so(lab: Lab) -> None:
     done = lab("hosts", "-t", "pair")
     assert done.returncode == 1

@@ -9,7 +9,7 @@ import pytest
 from lab.api import run
 from lab.cli.options import ON_STALL, STALL, stall_of
 from lab.runs.stall import Stall
-from tests.conftest import Lab
+from tests.conftest import COMMAND, Lab
 
 
 @pytest.mark.parametrize(
@@ -103,3 +103,13 @@ def test_an_end_that_comes_too_early_is_told_unless_it_is_that_of_a_prompt(
     command = [sys.executable, "-P", "-c", COMMAND_THAT.format(does), "ps"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, told)
+
+
+def test_a_folder_that_has_gone(lab: Lab) -> None:
+    gone = lab.cwd / "gone"
+    gone.mkdir()
+    command = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
+    words = ["sh", "-c", command, "sh", str(gone), sys.executable, *COMMAND, "ps"]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "lab: error: the current folder has gone: go to another one\n"
