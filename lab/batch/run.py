@@ -18,6 +18,7 @@ from lab.batch.code import link_code, remove_unused
 from lab.batch.files import JobFiles, nodes_of
 from lab.batch.job_state import JobState
 from lab.batch.login import login_of
+from lab.batch.owner import give_to_owner
 from lab.batch.script import render_sbatch
 from lab.batch.slurm import Slurm, end_in_output, lost_in_output, starved_in_output
 from lab.batch.states import ASK_EVERY, states, was_active_just_now
@@ -89,6 +90,7 @@ class BatchRun:
                 link_code(path)
                 if prepare is not None:
                     prepare(path)
+                give_to_owner(path, topology.slurm.login)
             with interrupts.deferred():  # a job whose number is not known cannot be cancelled
                 job_id = slurm.submit(path / SCRIPT, path / OUTPUT, {"LAB_RUN_DIR": str(path)})
                 directory.note(slurm={"job": job_id}, controller=None)
@@ -104,8 +106,7 @@ class BatchRun:
 
     def state(self) -> JobState:
         """Where the job is, as of a few seconds ago: see `states`."""
-        (state,) = states(self.slurm, [self.directory])
-        return state
+        return states(self.slurm, [self.directory])[0]
 
     def cancel(self) -> None:
         """End the job.

@@ -5,6 +5,7 @@ Where ranks need no torch they have none: to import it is what takes long.
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import time
@@ -584,6 +585,21 @@ def test_the_doctor_on_the_hosts_of_a_job(lab: Patient) -> None:
     assert found["slurm"] == "munge and slurmctld answer on every host"
     assert found["roll-call"].startswith("an all-reduce over 4 nodes (gloo)")
     assert len(report["links"]) == 12
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can call lab in the folder of others")
+def test_in_another_users_folder_the_jobs_of_root_are_that_users(tmp_path: Path) -> None:
+    os.chown(tmp_path, 1234, 1234)
+    own = Cluster(tmp_path)
+    try:
+        own.up(print)
+        lab = Patient(tmp_path)
+        script = lab.script("import os; print(os.getuid(), os.access('.', os.W_OK))")
+        done = lab("run", "-t", lab.topology(launcher="srun"), "--nodes", "1", script)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "[0 node0] 1234 True\n"
+    finally:
+        own.down(print)
 
 
 def test_the_cluster_is_found_again_and_its_topology_is_whole(cluster: Cluster) -> None:
