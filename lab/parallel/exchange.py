@@ -2,12 +2,13 @@
 
 Each of N ranks has a part for every other and gets one from each. In round d, rank r sends the part
 of rank r + d and receives from rank r - d, so each round gives everybody one part for another. The
-first rounds, WINDOW of them, are under way at once and need memory of their own to receive in; each
+first rounds, WINDOW of them, are one all-to-all that needs memory of its own to receive in; each
 further one takes the place of a part that has been sent. So an exchange of S bytes needs S and
 WINDOW / N S, where an all-to-all from one tensor into another needs 2 S.
 
 Up to WINDOW + 1 ranks everything is under way from the beginning, as in any other all-to-all. Among
-more the caller says `go_on` now and then, or it waits for the rest at the end.
+more the caller says `go_on` now and then, or it waits for the rest at the end. These are messages
+from rank to rank, so that they need no place in the order of the collectives.
 """
 
 from collections import deque
@@ -31,23 +32,44 @@ class Exchange:
         """Begin to send. A collective, in the background.
 
         Args:
-            parts: [N, length], contiguous; row r is for rank r. Given up: it is overwritten.
+            parts: [N, length], contiguous; row r is for rank r.
             group: the ranks.
         """
         self._group = group
         self._size, self._rank = dist.get_world_size(group), dist.get_rank(group)
-        spare = parts.new_empty(min(WINDOW, self._size - 1), parts.shape[1])
-        self.nbytes = parts.nbytes + spare.nbytes
+        self._rounds = min(WINDOW, self._size - 1)
+        first = range(1, self._rounds + 1)
+        to = sorted((self._rank + distance) % self._size for distance in first)
+        sources = sorted((self._rank - distance) % self._size for distance in first)
+        # In the order of sending: an all-to-all takes what it sends from one place.
+        rest = [rank for rank in range(self._size) if rank not in to]
+        rows = parts[[*to, *rest]]
+        spare = parts.new_empty(self._rounds, parts.shape[1])
+        self.nbytes = rows.nbytes + spare.nbytes
         """Of all its memory."""
-        self._free = deque(spare.unbind())
-        self._rows = parts.unbind()
-        self._theirs = list(self._rows)
-        self._rounds = 0
-        self._under_way: deque[tuple[list[dist.Work], Tensor]] = deque()
+        self._memory = rows, spare
+        self._rows = dict(zip([*to, *rest], rows.unbind(), strict=True))
+        self._theirs = {self._rank: self._rows[self._rank]}
+        self._theirs |= dict(zip(sources, spare.unbind(), strict=True))
+        self._free: deque[Tensor] = deque()
         # nccl does one round after another by itself, and its `wait` would hold up computing.
         self._in_order = parts.is_cuda
         self._waits: list[dist.Work] = []
+        # As bytes: backends do not know all dtypes.
+        work = dist.all_to_all_single(
+            spare.view(torch.uint8).flatten(),
+            rows[: self._rounds].view(torch.uint8).flatten(),
+            self._splits(sources, rows[0].nbytes),
+            self._splits(to, rows[0].nbytes),
+            group=group,
+            async_op=True,
+        )
+        self._under_way: deque[tuple[list[dist.Work], list[Tensor]]] = deque()
+        self._under_way.append(([work], [self._rows[rank] for rank in to]))
         self.go_on(1.0 if self._in_order else 0.0)
+
+    def _splits(self, ranks: list[int], nbytes: int) -> list[int]:
+        return [nbytes if rank in ranks else 0 for rank in range(self._size)]
 
     def go_on(self, share: float) -> None:
         """Have a share of the rounds begun that need the place of earlier ones, and wait for those.
@@ -68,7 +90,12 @@ class Exchange:
             self._end_oldest()
         for work in self._waits:
             work.wait()
-        return self._theirs
+        return [self._theirs[rank] for rank in range(self._size)]
+
+    def release(self) -> None:
+        """Give the memory back, with what `finish` gave: gloo's threads may hold it for a while."""
+        for tensor in self._memory:
+            tensor.untyped_storage().resize_(0)
 
     def _begin(self) -> None:
         self._rounds += 1
@@ -76,12 +103,11 @@ class Exchange:
         source = (self._rank - self._rounds) % self._size
         sent, place = self._rows[to], self._free.popleft()
         self._theirs[source] = place
-        # As bytes: backends do not know all dtypes.
         messages = [
             dist.P2POp(verb, tensor.view(torch.uint8), group=self._group, group_peer=peer, tag=TAG)
             for verb, tensor, peer in ((dist.irecv, place, source), (dist.isend, sent, to))
         ]
-        self._under_way.append((dist.batch_isend_irecv(messages), sent))
+        self._under_way.append((dist.batch_isend_irecv(messages), [sent]))
 
     def _end_oldest(self) -> None:
         works, sent = self._under_way.popleft()
@@ -90,4 +116,4 @@ class Exchange:
         else:
             for work in works:
                 work.wait()
-        self._free.append(sent)
+        self._free += sent

@@ -223,9 +223,10 @@ class FlatParameter:
         A parameter without a gradient counts as zeros. What is collected from now on is another
         reduction's.
         """
-        message = self._pack()
-        self._reducing = Exchange(message.view(self.size, self.length), self.group)
-        self.meter.gradients.add(self._reducing.nbytes - message.nbytes)
+        message = self._pack().view(self.size, self.length)
+        self._reducing = Exchange(message, self.group)
+        self.meter.gradients.add(self._reducing.nbytes)
+        self.meter.gradients.add(-message.nbytes)  # it was copied
         self.meter.sent_bytes += message.nbytes // self.size * (self.size - 1)
 
     def go_on(self, share: float) -> None:
@@ -237,8 +238,7 @@ class FlatParameter:
         """Wait, sum in rank order, divide by N, and add to the gradients of the sharded."""
         assert self._reducing is not None
         total = self._sum(self._reducing.finish())
-        self.meter.gradients.add(-self._reducing.nbytes)
-        self._reducing = None
+        self._release()
         for slot in self.slots:
             part, before = total[slot.place], slot.sharded.grad
             slot.sharded.grad = part if before is None else before.add_(part)
@@ -270,5 +270,10 @@ class FlatParameter:
         self.collected.clear()
         if self._reducing is not None:
             self._reducing.finish()  # others still write there
-            self.meter.gradients.add(-self._reducing.nbytes)
-            self._reducing = None
+            self._release()
+
+    def _release(self) -> None:
+        assert self._reducing is not None
+        self._reducing.release()
+        self.meter.gradients.add(-self._reducing.nbytes)
+        self._reducing = None
