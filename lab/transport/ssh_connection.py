@@ -26,7 +26,7 @@ from lab.errors import LabError, UsageError
 from lab.transport.known_hosts import SYSTEM_FILE, KnownHosts, entry_name, private_file
 from lab.transport.light_fabric import Connection
 from lab.transport.ssh_settings import SshSettings
-from lab.transport.ssh_socket import KEEP_ALIVE, give_up_on_silence, quick_transport
+from lab.transport.ssh_socket import QuickTransport, give_up_on_silence
 
 TIMEOUT = 10
 """Seconds for a host to answer, unless ~/.ssh/config says (ConnectTimeout)."""
@@ -105,7 +105,7 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
         self.connect_kwargs: dict[str, Any] = {
             "banner_timeout": self.connect_timeout,
             "channel_timeout": self.connect_timeout,
-            "transport_factory": quick_transport,
+            "transport_factory": QuickTransport,
         }
         self.client.set_missing_host_key_policy(Refuse())
 
@@ -184,8 +184,8 @@ class SshConnection(Connection):  # type: ignore[misc]  # Fabric carries no anno
             self.client.close()
             raise LabError(self.explain(error)) from error
         transport = self.client.get_transport()
-        assert transport is not None
-        transport.set_keepalive(KEEP_ALIVE)
+        assert isinstance(transport, QuickTransport)
+        transport.keep_alive()
         give_up_on_silence(transport.sock)
 
     def _expect(self, keys: Iterable[PKey]) -> None:

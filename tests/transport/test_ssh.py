@@ -1,5 +1,6 @@
 """Hosts over a real SSH server: what works, and what is said where it does not."""
 
+import contextlib
 import json
 import os
 import re
@@ -12,10 +13,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lab.errors import LabError, UsageError
 from lab.topology import Topology, parse_topology
+from lab.transport import ssh_socket
 from lab.transport.ssh import SshTransport
 from lab.transport.ssh_channel import ConnectionLostError
 from lab.transport.ssh_keys import KeyPair, write_private
@@ -164,14 +167,23 @@ def test_keys_of_the_agent(place: SshPlace, agent: None) -> None:
     reach(transport(place, identity_file=None))
 
 
+def listens(path: Path) -> bool:
+    """Whether somebody does: a socket is there a moment before."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(str(path))
+        return True
+    return False
+
+
 @pytest.fixture
 def agent(place: SshPlace, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """ssh-agent with the key that the server lets in."""
     path = place.folder / "agent"
     process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
     try:
-        while not path.exists():
+        while not listens(path):
             assert process.poll() is None
+            time.sleep(0.02)
         monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
         subprocess.run(["ssh-add", "-q", place.server.identity], check=True, timeout=60)
         yield
@@ -455,6 +467,29 @@ def test_a_connection_that_is_lost_says_so_and_is_made_again(place: SshPlace) ->
         list(output)
     assert not hosts.alive(node)
     assert hosts.start(node, ["true"]).finish()[0] == 0
+
+
+def test_a_host_that_answers_no_more_is_given_up_though_its_port_still_acknowledges(
+    place: SshPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh_socket, "KEEP_ALIVE", 1)
+    monkeypatch.setattr(ssh_socket, "SILENCE", 2)
+    hosts = transport(place)
+    channel = hosts.start(hosts.topology.nodes[0], ["cat"])
+    output = channel.output()
+    time.sleep(4)  # it is asked more often than it would have to miss
+    channel.send(b"there")
+    assert next(output) == ("out", b"there")
+    sessions = psutil.Process(place.server.process.pid).children(recursive=True)
+    sessions = [one for one in sessions if one.name().startswith("sshd")]
+    for one in sessions:
+        one.suspend()
+    try:
+        with pytest.raises(ConnectionLostError, match="was lost: it has not answered for 2 s"):
+            list(output)
+    finally:
+        for one in sessions:
+            one.resume()
 
 
 def test_what_is_sent_while_the_connection_breaks_is_lost_in_silence(place: SshPlace) -> None:
