@@ -19,8 +19,13 @@ def test_the_wheel_works_in_a_fresh_venv_in_another_folder(lab: Lab, tmp_path: P
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir"]
     subprocess.run([*build, str(tmp_path / "dist"), str(ROOT)], check=True, capture_output=True)
     (wheel,) = (tmp_path / "dist").glob("multinode_lab-*.whl")
-    assert wheel.stat().st_size < 1_000_000
-    assert "lab/assets/docs/recipe.md" in zipfile.ZipFile(wheel).namelist()
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "lab/assets/docs/recipe.md" in names
+    ours = {name for name in names if name.startswith("lab/") and "/assets/" not in name}
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "lab"]
+    told = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    files = {name for name in told.split() if (ROOT / name).exists()}
+    assert ours == files, "nothing else, and nothing less"
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     subprocess.run([venv / "bin/pip", "install", "-qq", str(wheel)], check=True)
