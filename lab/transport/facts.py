@@ -126,7 +126,10 @@ def _clock(channel: Channel, answers: Iterator[dict[str, Any]]) -> tuple[float, 
     for _ in range(CLOCK_TRIES):
         asked = time.time()
         channel.send(CLOCK)
-        theirs = next(answers)["time"]
+        answer = next(answers, None)
+        if answer is None:
+            raise LabError("its Python has ended while it was asked for the time")
+        theirs = answer["time"]
         answered = time.time()
         unsure = (answered - asked) / 2
         if unsure < best[1]:
