@@ -11,7 +11,7 @@ from types import FrameType
 from lab import interrupts
 from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, LabError
 
-GARBAGE = 50_000
+GARBAGE = 200_000
 """New objects after which Python looks for garbage; its own 700 come up 200 times in a start."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
