@@ -3,9 +3,11 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+LOOK_EVERY = 0.5
+"""Seconds after which a wait begins anew: a signal just before one would not end it (CPython)."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -41,7 +43,10 @@ def side_by_side(do: Callable[[T], R], items: Iterable[T], parallel: int) -> lis
         threading.Thread(target=serve, daemon=True).start()
     results: dict[int, R] = {}
     while len(results) < count:
-        end = ended.get()
+        try:
+            end = ended.get(timeout=LOOK_EVERY)
+        except Empty:
+            continue
         if isinstance(end, BaseException):
             raise end
         number, result = end

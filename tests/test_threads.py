@@ -76,3 +76,13 @@ def test_ctrl_c_waits_for_nobody() -> None:
             assert process.wait(120) == 7
         finally:
             process.kill()
+
+
+def test_a_signal_that_interrupts_no_wait_is_seen_all_the_same() -> None:
+    """As one that comes when the main thread is just about to wait."""
+    to_itself = "signal.pthread_kill(threading.get_ident(), signal.SIGINT)"
+    script = "import signal, threading" + INTERRUPTED.replace(
+        "time.sleep(1000)", f"time.sleep(1); {to_itself}; time.sleep(1000)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    assert done.returncode == 7
