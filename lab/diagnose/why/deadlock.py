@@ -1,10 +1,11 @@
 """The verdict on ranks that wait for each other in a circle."""
 
 from collections.abc import Mapping
+from operator import eq
 
 from lab.diagnose.finding import Finding
 from lab.diagnose.why.evidence import Collective, Evidence, Rank
-from lab.diagnose.why.sequences import place_of
+from lab.diagnose.why.sequences import place_of, rounds
 from lab.diagnose.why.telling import at
 from lab.diagnose.why.waits import Wait, circle, innocents
 from lab.diagnose.why.wording import (
@@ -111,22 +112,15 @@ def _named(evidence: Evidence, call: Collective) -> str:
 
 def _left_out(rank: Rank) -> Collective | None:
     """What came before in place of its newest call, over all groups; None: that is as before."""
-    calls = [
+    keys = [
         (one.group, one.op, one.shapes, one.dtypes, place_of(one.site)) for one in rank.collectives
     ]
-    newest = len(calls) - 1
-    alike: dict[int, int] = {}  # by the number of an earlier call: how many before it are the same
-    for earlier in range(1, newest):
-        length = 0
-        while length < earlier and calls[earlier - 1 - length] == calls[newest - 1 - length]:
-            length += 1
-        alike[earlier] = length
-    most = max(alike.values(), default=0)
-    rounds = [earlier for earlier, length in alike.items() if length == most > 0]
-    followed = {calls[earlier] for earlier in rounds}
-    if len(followed) != 1 or calls[newest] in followed or calls[newest] not in calls[:newest]:
+    newest = len(keys) - 1
+    before = [earlier + 1 for earlier in rounds(dict(enumerate(keys)), newest, eq)]
+    followed = {keys[earlier] for earlier in before}
+    if len(followed) != 1 or keys[newest] in followed or keys[newest] not in keys[:newest]:
         return None  # what was never called before may be right: once in a hundred steps, say
-    return rank.collectives[rounds[-1]]
+    return rank.collectives[before[-1]]
 
 
 def _counters(

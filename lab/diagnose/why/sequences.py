@@ -5,9 +5,9 @@ number, so the first number at which the lists differ is where something went wr
 here and in earlier rounds of the same loop, tells whether a call was left out, added, or another.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey
 
@@ -18,6 +18,7 @@ SAME_SHAPES = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "bar
 
 Difference = Literal["skipped-collective", "extra-collective", "mismatched-collective"]
 Calls = Mapping[int, Collective]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -111,13 +112,19 @@ def _order(
 
 def _follows_habit(calls: Calls, seq: int) -> bool:
     """Whether this call came in earlier rounds of a loop, too."""
-    return any(_same(calls[earlier + 1], calls[seq]) for earlier in _rounds(calls, seq))
+    return any(_same(calls[earlier + 1], calls[seq]) for earlier in rounds(calls, seq, _same))
 
 
-def _rounds(calls: Calls, seq: int) -> list[int]:
-    """Where in earlier rounds of a loop the calls were most like those before this one."""
+def rounds(calls: Mapping[int, T], seq: int, same: Callable[[T, T], bool]) -> list[int]:
+    """Where in earlier rounds of a loop the calls were most like those before this one.
+
+    Args:
+        calls: by number; numbers follow each other.
+        seq: the number of this one.
+        same: whether two are the same call.
+    """
     alike = {
-        earlier: _alike(calls, earlier, seq - 1)
+        earlier: _alike(calls, earlier, seq - 1, same)
         for earlier in calls
         if earlier < seq - 1 and earlier + 1 in calls
     }
@@ -125,13 +132,13 @@ def _rounds(calls: Calls, seq: int) -> list[int]:
     return [earlier for earlier, length in alike.items() if length == most > 0]
 
 
-def _alike(calls: Calls, earlier: int, later: int) -> int:
+def _alike(calls: Mapping[int, T], earlier: int, later: int, same: Callable[[T, T], bool]) -> int:
     """How many calls up to one number are as those up to another."""
     length = 0
     while (
         earlier - length in calls
         and later - length in calls
-        and _same(calls[earlier - length], calls[later - length])
+        and same(calls[earlier - length], calls[later - length])
     ):
         length += 1
     return length
@@ -174,7 +181,7 @@ def _is_known(calls: Calls, call: Collective, seq: int) -> bool:
 
 def _distance(calls: Calls, seq: int, other: Collective) -> int:
     """How many calls later than this one the other came in the round before; 0: it did not."""
-    before = [earlier + 1 for earlier in _rounds(calls, seq)]
+    before = [earlier + 1 for earlier in rounds(calls, seq, _same)]
     # Else, in the second round of a loop, where this call was the first time.
     before = before or [n for n, call in calls.items() if n < seq and _same(call, calls[seq])]
     if not before:
