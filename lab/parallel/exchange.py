@@ -7,8 +7,8 @@ further one takes the place of a part that has been sent. So an exchange of S by
 WINDOW / N S, where an all-to-all from one tensor into another needs 2 S.
 
 Up to WINDOW + 1 ranks everything is under way from the beginning, as in any other all-to-all. Among
-more the caller says `go_on` now and then, or it waits for the rest at the end. These are messages
-from rank to rank, so that they need no place in the order of the collectives.
+more the caller says `go_on` now and then, or it waits for the rest at the end. Those rounds are
+messages from rank to rank, which need no place in the order of the collectives as the first has.
 """
 
 from collections import deque

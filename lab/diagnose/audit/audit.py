@@ -19,8 +19,6 @@ from lab.diagnose.audit.replicas import Replicas
 from lab.diagnose.audit.reports import Reports
 from lab.diagnose.finding import Finding
 
-"""What a rank noted: `check`, `step` and what the check adds."""
-
 
 class Judge(Protocol):
     """Compares the records of some checks."""

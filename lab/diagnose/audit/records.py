@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Record = Mapping[str, Any]
+"""What a rank noted: `check`, `step` and what the check adds."""
 
 
 def line_of(record: Record) -> dict[str, Any]:
