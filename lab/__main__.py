@@ -14,6 +14,7 @@ from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, LabError
 GARBAGE = 200_000
 """New objects after which Python looks for garbage; its own 700 come up 200 times in a start."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What writing says where there is no room."""
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
@@ -56,6 +57,8 @@ def main() -> None:
     except FileNotFoundError:
         print("lab: error: the current folder has gone: go to another one", file=sys.stderr)
         sys.exit(EXIT_USAGE)
+    from lab.cli.output import print_nowhere
+
     try:
         from lab.cli.main import app  # takes a moment, in which Ctrl-C should be quiet too
         from lab.cli.usage import call
@@ -69,20 +72,15 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:  # `lab logs | head`
-        _print_nowhere()
+        print_nowhere(sys.stdout)
         sys.exit(0)
     except OSError as error:
         if error.errno not in FULL:
             raise
-        _print_nowhere()
+        print_nowhere(sys.stdout)
         what = error.filename or "what is printed here"
         print(f"lab: error: {what} cannot be written: {error.strerror}", file=sys.stderr)
         sys.exit(EXIT_FAILURE)
-
-
-def _print_nowhere() -> None:
-    """So that the interpreter's end, which writes what is left, cannot fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

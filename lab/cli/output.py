@@ -46,11 +46,16 @@ def write(text: str, file: TextIO | None) -> None:
     except OSError as error:
         if error.errno not in GONE:
             raise
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, file.fileno())
-        os.close(null)
+        print_nowhere(file)
         if error.errno == errno.EPIPE:
             signal.raise_signal(signal.SIGTERM)
+
+
+def print_nowhere(file: TextIO) -> None:
+    """Have what is written there from now on, and what still waits to be, vanish unseen."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, file.fileno())
+    os.close(null)
 
 
 def printable(text: str, file: TextIO) -> str:
