@@ -653,3 +653,13 @@ def test_what_is_carried_needs_only_the_standard_library() -> None:
             for imported in names:
                 assert imported is not None
                 assert imported in MODULES or imported.split(".")[0] in sys.stdlib_module_names
+
+
+def test_links_are_kept_where_nothing_is_sent(hosts: Hosts) -> None:
+    hosts.write(a="1", gone="2")
+    (hosts.project / "link").symlink_to("a")
+    hosts.deploy()
+    (hosts.project / "gone").unlink()
+    outcome = hosts.deploy()
+    assert outcome.sent == 0
+    assert hosts.code() == {"a": "1", "link": "1"}

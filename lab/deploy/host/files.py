@@ -51,7 +51,7 @@ def place(
         blobs: where received files are; each is moved from there by the last entry that needs it.
 
     Returns:
-        The entries whose content must be received first. Links are made when there is none.
+        The entries whose content must be received first.
     """
     files = [entry for entry in entries if "hash" in entry]
     todo = [entry for entry in files if not (target / entry["path"]).exists()]
@@ -72,13 +72,16 @@ def place(
             missing.append(entry)
             continue
         path.chmod(0o755 if entry["executable"] else 0o644)
-    if not missing:  # links last: nothing is ever written through one
-        for entry in entries:
-            if "target" in entry:
-                path = target / entry["path"]
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.symlink_to(entry["target"])
     return missing
+
+
+def make_links(entries: Sequence[Entry], target: Path) -> None:
+    """Make the symbolic links below `target`, after all files: none is written through one."""
+    for entry in entries:
+        if "target" in entry:
+            path = target / entry["path"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(entry["target"])
 
 
 def _copied(source: Path, path: Path, wanted: str) -> bool:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lab.deploy.host.environments import READY, install, remove_unused
-from lab.deploy.host.files import Entry, place, receive_blob
+from lab.deploy.host.files import Entry, make_links, place, receive_blob
 from lab.deploy.host.releases import Project
 from lab.deploy.host.wire import Wire
 
@@ -101,6 +101,7 @@ class Session:
         self._receive("files", missing, project.blobs)
         left = place(entries, code, copies, project.blobs)
         assert not left
+        make_links(entries, code)
         (release / "venv").symlink_to(os.path.relpath(environment, release))
         project.finish(release, message["content"], wanted, entries)
         self._wire.send("staged")
