@@ -237,6 +237,9 @@ class _Deployment:
             }
             sent += visit.send_files(want["hashes"], wheels, "sending packages")
             want = visit.expect("want")
+        if want["what"] == "updates":
+            sent += visit.update_files(want, tree.sources, "updating large files")
+            want = visit.expect("want")
         wanted = want["hashes"]
         files = f"sending {len(wanted)} file{'s' * (len(wanted) != 1)}"
         sent += visit.send_files(wanted, tree.sources, files)

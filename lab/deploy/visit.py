@@ -8,6 +8,7 @@ from lab.channel import NOT_FOUND, Channel
 from lab.deploy.host.wire import CHUNK
 from lab.deploy.layout import Layout
 from lab.deploy.program import OLDEST_PYTHON, program, start_line
+from lab.deploy.rsync import Rsync
 from lab.deploy.tree import Source, Tree, in_words
 from lab.errors import LabError
 from lab.topology import Node
@@ -47,8 +48,10 @@ class Visit:
             LabError: the host cannot be reached.
         """
         self.node = node
+        self._start = start
         self._python = python
         self._say = say
+        self._rsync: Rsync | None = None
         self._channel = start(node, start_line(python))
         self._channel.send(program(MODULES, OLDEST_PYTHON))
         self._stderr = b""
@@ -107,8 +110,36 @@ class Visit:
                     self._say(what, sent, total)
         return sent
 
+    def update_files(self, older: Message, sources: Mapping[str, Source], what: str) -> int:
+        """Have rsync bring files up to date of which the host has older ones, if it is here, too.
+
+        Args:
+            older: what the host has said of them.
+            sources: where the new ones are, by hash.
+            what: said meanwhile.
+
+        Returns:
+            How many bytes it has sent. Whether all went well the host sees.
+        """
+        sent = 0
+        if Rsync.is_here():
+            self._say(what, 0, 0)
+            files = {name: sources[name].path for name in older["hashes"]}
+            self._rsync = Rsync(files, older["folder"])
+            try:
+                self._rsync.run(
+                    lambda argv: self._start(self.node, argv), lambda: self.send("alive"), BEAT
+                )
+            finally:
+                self._rsync.close()
+            sent = self._rsync.sent
+        self.send("updated")
+        return sent
+
     def cut(self) -> None:
         """End the conversation in the middle; whoever waits for an answer is told."""
+        if self._rsync is not None:
+            self._rsync.close()
         self._channel.close()
 
     def close(self) -> None:

@@ -35,15 +35,19 @@ class Watched:
 class Hosts:
     """Each node has a home of its own; packages are the same for all, so they are made once."""
 
-    def __init__(self, folder: Path, environments: Path, nodes: int = 2) -> None:
+    def __init__(
+        self, folder: Path, environments: Path, nodes: int = 2, workdir: str = "~/lab"
+    ) -> None:
+        self.env: dict[str, str] = {}
+        """Of what runs on the hosts, beside this process's own."""
         self.project = folder / "project"
         self.project.mkdir()
         self.folder = folder
-        ssh = {"python": sys.executable}
+        ssh = {"python": sys.executable, "workdir": workdir}
         self.topology = Topology.model_validate({"on": "ssh", "nodes": nodes, "ssh": ssh})
         self.watched = Watched()
         for node in self.topology.nodes:
-            work = self.home(node.name) / "lab"
+            work = self.home(node.name) / workdir.removeprefix("~/")
             work.mkdir(parents=True)
             (work / "envs").symlink_to(environments)
 
@@ -58,7 +62,7 @@ class Hosts:
         process = subprocess.Popen(
             argv,
             cwd="/",
-            env={**os.environ, "HOME": str(self.home(node.name)), "LC_ALL": "C"},
+            env={**os.environ, "HOME": str(self.home(node.name)), "LC_ALL": "C", **self.env},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,5 +1,6 @@
 """Files by the hash of their content: received, copied and looked at. SHA-256 throughout."""
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -12,6 +13,8 @@ from lab.deploy.host.wire import CHUNK, Wire
 
 Entry = dict[str, Any]
 """`path`, and for a file `size`, `hash` and `executable`; for a symbolic link `target`."""
+WORTH = 4 << 20
+"""Bytes from which it may take less time to find out what differs in a file than to send it."""
 
 
 def receive_blob(wire: Wire, folder: Path, blob: Entry) -> None:
@@ -35,6 +38,39 @@ def receive_blob(wire: Wire, folder: Path, blob: Entry) -> None:
         partial.rename(folder / blob["hash"])
     finally:
         partial.unlink(missing_ok=True)
+
+
+def older_versions(missing: Sequence[Entry], before: Path, folder: Path) -> list[str]:
+    """Put what an earlier version has in the place of large files under the hashes of the new ones.
+
+    As hard links: rsync makes files anew, and never writes into one.
+
+    Args:
+        missing: files whose content is not here.
+        before: the earlier version.
+        folder: is made anew.
+
+    Returns:
+        The hashes.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    found = {entry["hash"]: before / entry["path"] for entry in missing if entry["size"] >= WORTH}
+    for name, older in found.items():
+        with contextlib.suppress(OSError):  # there is none, or no file system for it
+            if older.lstat().st_size >= WORTH:
+                os.link(older, folder / name, follow_symlinks=False)
+    return sorted(path.name for path in folder.iterdir())
+
+
+def accept(folder: Path, blobs: Path) -> None:
+    """Take those files of `folder`, which goes, to `blobs` that have become what they shall be."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256")
+        if digest.hexdigest() == path.name:
+            path.rename(blobs / path.name)
+    shutil.rmtree(folder)
 
 
 def place(

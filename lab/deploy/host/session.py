@@ -5,7 +5,9 @@ hello      what this host is and has: answered by `host`; `silence`: seconds wit
            which a controller counts as gone that has others wait for its bytes or its decision
 stage      `content`, `environment` (`key`, `wheels`, `own`) and `entries` of a version: answered
            by `want` with the hashes of `packages`, if need be, and of `files`, whose bytes are
-           then awaited, and by `staged`; nothing is in use yet
+           then awaited, and by `staged`; nothing is in use yet. Before the files there may come a
+           `want` of `updates` with a `folder`: older versions are there under these hashes
+updated    they are what they shall be, or are not: what is still missing is among the files
 back       have the version before the one in use staged; answered by `before` with its `content`,
            which is none where there is none
 switch     use what was staged; answered by `switched`
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lab.deploy.host.environments import READY, install, remove_unused
-from lab.deploy.host.files import Entry, make_links, place, receive_blob
+from lab.deploy.host.files import Entry, accept, make_links, older_versions, place, receive_blob
 from lab.deploy.host.releases import Project
 from lab.deploy.host.wire import Wire
 
@@ -98,6 +100,9 @@ class Session:
         copies = project.contents()
         code = release / "code"
         missing = place(entries, code, copies, project.blobs)
+        if missing and shutil.which("rsync") is not None:
+            self._update(missing)
+            missing = place(entries, code, copies, project.blobs)
         self._receive("files", missing, project.blobs)
         left = place(entries, code, copies, project.blobs)
         assert not left
@@ -112,14 +117,32 @@ class Session:
         else:
             shutil.rmtree(release)
 
+    def _update(self, missing: list[Entry]) -> None:
+        """Have rsync make large files of what an earlier version has in their place."""
+        current = self._project.current
+        if current is None:
+            return
+        blobs = self._project.blobs
+        folder = blobs / "older"
+        hashes = older_versions(missing, current / "code", folder)
+        if hashes:
+            self._wire.send("want", what="updates", hashes=hashes, folder=str(folder))
+            if not self._is_told("updated"):
+                raise EOFError
+        accept(folder, blobs)
+
     def _is_decided(self) -> bool:
         """Whether the controller wants what was staged, when it has heard of all other hosts.
 
         The project is held until then, so that nobody begins in between.
         """
+        return self._is_told("switch")
+
+    def _is_told(self, what: str) -> bool:
+        """Whether that is the controller's next word, but for those that say that it is there."""
         while (answer := self._wire.receive(held=True)) and answer["type"] == "alive":
             pass
-        return answer is not None and answer["type"] == "switch"
+        return answer is not None and answer["type"] == what
 
     def _on_alive(self, message: dict[str, Any]) -> None:
         pass  # it came after the decision

@@ -1,0 +1,117 @@
+"""Large files that a host has in an older version: only what differs travels, by rsync.
+
+rsync compares two versions of a file block by block without either end having both (Tridgell and
+Mackerras, The rsync algorithm, 1996; https://rsync.samba.org/tech_report). Its two ends talk over
+a channel of the connection that a deployment has anyway, to which `rsync_relay` leads.
+
+Nothing depends on it: what it does not bring, the host asks for as a whole.
+"""
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from importlib import resources
+from io import BufferedReader
+from pathlib import Path
+
+from lab.channel import Channel
+
+CHUNK = 1 << 16
+
+
+class Rsync:
+    """One transfer to one host."""
+
+    @staticmethod
+    def is_here() -> bool:
+        """Whether this machine has it."""
+        return shutil.which("rsync") is not None
+
+    def __init__(self, files: Mapping[str, Path], folder: str) -> None:
+        """Start our end; `run` goes on.
+
+        Args:
+            files: what to bring up to date there, by the names that they have there.
+            folder: where these are.
+        """
+        self.sent = 0
+        """Bytes that went to the host."""
+        self._names = tempfile.TemporaryDirectory(prefix="multinode-lab-")
+        for name, path in files.items():
+            (Path(self._names.name) / name).symlink_to(path)
+        self._ours, theirs = socket.socketpair()
+        relay = str(resources.files("lab.deploy") / "rsync_relay.py")
+        words = [sys.executable, "-I", "-S", relay, str(theirs.fileno())]
+        # As links to files (-L), whatever their times say (-I); names not by a shell (-s).
+        argv = ["rsync", "-rLIs", "-e", _command(words), f"{self._names.name}/", f"host:{folder}/"]
+        with theirs:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for us to hear
+            )
+
+    def run(
+        self, start: Callable[[list[str]], Channel], beat: Callable[[], None], every: float
+    ) -> None:
+        """Have the host's end started as ours asks, and pass on what they say until that is all.
+
+        Args:
+            start: starts a command on the host.
+            beat: called again and again meanwhile.
+            every: seconds between.
+
+        Raises:
+            LabError: the host starts nothing.
+        """
+        with self._ours.makefile("rb") as said:
+            asked = said.readline()
+            if not asked:  # it did not come so far
+                return
+            channel = start(json.loads(asked))
+            ways = [
+                threading.Thread(target=self._pass_on, args=[said, channel], daemon=True),
+                threading.Thread(target=self._bring_back, args=[channel], daemon=True),
+            ]
+            for way in ways:
+                way.start()
+            for way in ways:
+                while way.is_alive():
+                    beat()
+                    way.join(every)
+            channel.close()
+
+    def _pass_on(self, said: BufferedReader, channel: Channel) -> None:
+        while data := said.read1(CHUNK):
+            channel.send(data)
+            self.sent += len(data)
+        channel.close_stdin()
+
+    def _bring_back(self, channel: Channel) -> None:
+        with contextlib.suppress(OSError):  # either end is gone, as the other will hear
+            for stream, data in channel.output():
+                if stream == "out":
+                    self._ours.sendall(data)
+        with contextlib.suppress(OSError):
+            self._ours.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """End it, wherever it is."""
+        self._process.kill()
+        self._process.wait()
+        self._ours.close()
+        self._names.cleanup()
+
+
+def _command(words: list[str]) -> str:
+    """A command as rsync takes it apart: quotes are doubled within quotes (rsync(1), --rsh)."""
+    return " ".join("'{}'".format(word.replace("'", "''")) for word in words)
