@@ -19,7 +19,7 @@ from typing import Any
 
 from lab.node.protocol import Message
 from lab.node.questions import ANSWER, FOLDER
-from lab.node.stall import PULSES, StallWatch
+from lab.node.stall import PULSES, StallWatch, is_progress
 
 RETRY = 2.0
 """Seconds until the second attempt to be the one who has them asked: another may have ended."""
@@ -63,9 +63,11 @@ class Lookout:
         self.is_deaf = False
         """Whether there are hosts that did not answer, and so may not hear of an end either."""
 
-    def on_output(self) -> None:
+    def on_output(self, data: str) -> None:
         """The rank wrote."""
         self._last_output = time.time()
+        if not is_progress(data):
+            return
         self._watch.progress(time.monotonic())
         self._go_on()
 

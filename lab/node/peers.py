@@ -73,17 +73,28 @@ class Visits:
         self.over_at = self._began + PATIENCE
         self._is_sure = own_port is None
         self._selector = selector
-        self._doors = doors
+        self._doors: dict[str, tuple[str, int]] = {}
         self._done = done
         self._lookups: dict[str, int] = {}  # what a look-up writes to when it knows
         self._open: dict[str, socket.socket] = {}
         if own_port is not None:
             self._knock(HERE, (socket.AF_INET, ("127.0.0.1", own_port)))
-        for node, (name, port) in doors.items():
-            try:
-                self._knock(node, _look_up(name, port, socket.AI_NUMERICHOST))
-            except (OSError, UnicodeError):  # no address, or not even a name
-                self._look_up_aside(node, name, port)
+        self._doors.update(doors)  # all of them, before the first may be the last
+        for node in doors:
+            self._try(node)
+
+    def add(self, node: str, name: str, port: int) -> None:
+        """Try one more."""
+        self._doors[node] = (name, port)
+        self.over_at = max(self.over_at, time.monotonic() + PATIENCE)
+        self._try(node)
+
+    def _try(self, node: str) -> None:
+        name, port = self._doors[node]
+        try:
+            self._knock(node, _look_up(name, port, socket.AI_NUMERICHOST))
+        except (OSError, UnicodeError):  # no address, or not even a name
+            self._look_up_aside(node, name, port)
 
     @property
     def is_over(self) -> bool:

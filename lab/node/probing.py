@@ -65,6 +65,9 @@ class _Round:
     what: str
     questions: dict[int, _Question] = field(default_factory=dict)
     visits: Visits | None = None
+    master: tuple[str, int] | None = None
+    """Where the ranks meet, as the launcher has it and then as they say; None: it is not tried."""
+    is_master_tried: bool = False
     ptrace: str | None = None
 
 
@@ -87,8 +90,8 @@ class Probing:
                 self._door = Door(self._selector)
         doors = {node: (place[0], place[1]) for node, place in message.get("peers", {}).items()}
         if message.get("master"):
-            doors[MASTER] = (message["master"][0], message["master"][1])
-        if doors:
+            one.master = (message["master"][0], message["master"][1])
+        if doors or one.master is not None:
             own = None if self._door is None else self._door.port
             one.visits = Visits(self._selector, doors, partial(self._look_for_end, one), own)
         for rank, pid in ranks.items():
@@ -273,6 +276,8 @@ class Probing:
             question.reader.stdout.close()
             question.reader = None
         del one.questions[question.rank]
+        if one.master is not None:
+            one.master = _meeting_place(probe or {}) or one.master
         self._report(
             "state",
             rank=question.rank,
@@ -286,21 +291,41 @@ class Probing:
         self._look_for_end(one)
 
     def _look_for_end(self, one: _Round) -> None:
-        over = not one.questions and (one.visits is None or one.visits.is_over)
-        if over and one in self._rounds:
+        if one.questions or one not in self._rounds:
+            return
+        if one.master is not None and not one.is_master_tried:
+            assert one.visits is not None
+            one.is_master_tried = True
+            one.visits.add(MASTER, *one.master)  # which may be over at once, and be told of
+        if one in self._rounds and (one.visits is None or one.visits.is_over):
             self._rounds.remove(one)
             found = {} if one.visits is None else one.visits.found
             addresses = {} if one.visits is None else one.visits.addresses
             reach = found.pop(MASTER, None)
-            master = {"resolves": addresses.get(MASTER), "reach": reach}
+            master = None
+            if one.master is not None:
+                address = "{}:{}".format(*one.master)
+                resolves = addresses.get(MASTER)
+                master = {"address": address, "resolves": resolves, "reach": reach}
             self._report(
                 "probed",
                 id=one.number,
                 port=None if self._door is None else self._door.port,
                 ptrace=one.ptrace,
                 peers=found,
-                master=None if reach is None else master,
+                master=master,
             )
+
+
+def _meeting_place(probe: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Where a rank looks for the others: a script may have it from elsewhere than the launcher."""
+    for thread in probe.get("threads", ()):
+        for frame in thread["frames"]:
+            told = frame.get("arguments") or {}
+            name, port = told.get("hostname"), told.get("port")
+            if thread.get("main") and isinstance(name, str) and isinstance(port, int):
+                return name, port
+    return None
 
 
 def _is_probe(connection: socket.socket, pid: int) -> bool:

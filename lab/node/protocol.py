@@ -41,9 +41,10 @@ state      ``rank``, ``id`` of the question, ``pid``, ``process`` (`lab.node.act
            why there is nothing, or why it had to be read from outside, or null. Unasked, from a
            rank whose script raised, just after ``exception``: ``probe`` alone
 probed     ``id``: all have answered; ``port``, which other nodes may try; ``peers``: what came of
-           trying theirs (ok, refused, timeout or another word), by node; ``master``: ``resolves``
-           (the address that its name stands for here, or null) and ``reach`` (as of a peer), or
-           null; ``ptrace``: ok, denied, or null where no stack had to be read from outside
+           trying theirs (ok, refused, timeout or another word), by node; ``master``: ``address``
+           (where the ranks say that they meet, else the one asked for), ``resolves`` (what its name
+           stands for here, or null) and ``reach`` (as of a peer), or null; ``ptrace``: ok, denied,
+           or null where no stack had to be read from outside
 torchrun   ``code``, ``message``: torchrun has ended, and all its ranks before; its last words,
            if it did not end well
 error      ``message``: the agent cannot do its job; ``bye`` follows

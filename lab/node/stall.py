@@ -1,13 +1,14 @@
 """Whether a run makes progress, by the pulses of its ranks.
 
 A rank makes progress when it comes to init_process_group, when one of its process groups begins an
-operation, or when it writes. It computes while it uses the processor, however long that takes. A
-run is stalled when no rank makes progress and at least one of them waits: it uses no processor, or
-a collective of its own has not ended while its main thread stays in the same line. So a run in
-which all ranks compute for long without any collective is not; one in which a rank waits for
-another one that computes is.
+operation, or when it writes, but for what torch writes of its own while it waits. It computes while
+it uses the processor, however long that takes. A run is stalled when no rank makes progress and at
+least one of them waits: it uses no processor, or a collective of its own has not ended while its
+main thread stays in the same line. So a run in which all ranks compute for long without any
+collective is not; one in which a rank waits for another one that computes is.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,15 @@ LEAST, MOST = 0.5, 2.0
 """Seconds between two pulses; in between a twelfth of the limit."""
 IDLE = 0.05
 """Less than this part of a processor counts as none: a probe's own use is far less."""
+
+
+_WAITS = re.compile(r"\[[WE]\d{4} \S+ socket\.cpp:\d+\] \[c10d\] .*")
+"""torch's word, at ever longer intervals, that it tries once more to reach the master."""
+
+
+def is_progress(output: str) -> bool:
+    """Whether what a rank wrote is more than that it still waits."""
+    return not all(_WAITS.match(line) for line in output.splitlines())
 
 
 @dataclass

@@ -248,7 +248,7 @@ class Task:
             self._logs[fields["stream"]].write(data)
             os.write(1 if fields["stream"] == "out" else 2, data)
             if self._lookout is not None:
-                self._lookout.on_output()
+                self._lookout.on_output(fields["data"])
         elif type == "probed":
             self._answer(fields)
         elif type == "state" and "id" in fields:

@@ -7,7 +7,7 @@ from typing import Any
 FOLDER = "/torch/distributed/"
 NAMES = (
     *("src", "dst", "group_src", "group_dst", "async_op", "tag", "rank", "world_size"),
-    *("master_addr", "master_port"),
+    *("hostname", "port"),
 )
 """Arguments that are told as they are, where they are scalars."""
 SECONDS = ("timeout", "wait_timeout")

@@ -22,8 +22,8 @@ DEPTH = 128
 JOINING = "init_process_group"
 CODE = 200
 """How much of a line of code."""
-PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that a script may have set to something else than lab did."""
+PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+"""Variables that a script may have set to something else than its launcher did."""
 
 Told = dict[str, Any]
 

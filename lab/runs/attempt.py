@@ -226,7 +226,7 @@ class Attempt:
         if message is None:
             self._on_end(link)
         elif message["type"] == "log":
-            self._inquiry.on_output(message["rank"])
+            self._inquiry.on_output(message["rank"], message["data"])
             self._listener.log(message["node"], message["rank"], message["stream"], message["data"])
         elif message["type"] == "stdin":
             self._on_stdin(link, message)

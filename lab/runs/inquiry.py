@@ -12,7 +12,7 @@ from typing import Any
 
 from lab.diagnose.finding import Finding
 from lab.node.protocol import Message
-from lab.node.stall import StallWatch
+from lab.node.stall import StallWatch, is_progress
 from lab.runs.evidence import Record, judged
 from lab.runs.last_lines import LastLines
 from lab.runs.listener import Listener
@@ -77,10 +77,11 @@ class AttemptInquiry:
 
     # What the attempt hears
 
-    def on_output(self, rank: int) -> None:
+    def on_output(self, rank: int, data: str) -> None:
         """A rank wrote."""
         self._record.on_output(rank)
-        self._progress()
+        if is_progress(data):
+            self._progress()
 
     def on_event(self, message: Message) -> None:
         """Anything else that agents tell by themselves."""

@@ -340,29 +340,62 @@ def test_nothing_at_all_is_unknown() -> None:
 # The start
 
 
-def joins(number: int, size: int, line: int = 5, address: str = "node0") -> Json:
+def joins(number: int, size: int, line: int = 5, address: str = "node0:29500") -> Json:
+    name, _, port = address.rpartition(":")
     stack = frames(line, (C10D, "init_process_group"))
-    stack[0]["arguments"] = {"rank": number, "world_size": size, "master_addr": address}
+    stack[0]["arguments"] = {"rank": number, "world_size": size, "hostname": name, "port": port}
     return rank(stack=stack)
 
 
+def master(reach: str, resolves: str = "10.0.0.1", address: str = "node0:29500") -> Json:
+    return {"master": {"address": address, "resolves": resolves, "reach": reach}}
+
+
 def test_a_node_that_takes_itself_for_the_master_is_named() -> None:
-    wrong = {"master": {"resolves": "127.0.0.1", "reach": "refused"}}
-    own = {"master": {"resolves": "10.0.0.1", "reach": "refused"}}  # it listens on localhost alone
-    ranks = [joins(n, 2, address="localhost") for n in range(2)]
-    found = diagnose(evidence(ranks, nodes={"node0": own, "node1": wrong}))
+    wrong = master("refused", "127.0.0.1", "localhost:29511")
+    ranks = [joins(n, 2, address="localhost:29511") for n in range(2)]
+    for own in (master("ok", "127.0.0.1", "localhost:29511"), wrong):  # of torchrun, the latter
+        found = diagnose(evidence(ranks, nodes={"node0": own, "node1": wrong}))
+        assert named(found) == ("rendezvous", (1,), 5)
+        assert "localhost:29511 (itself): refused, at 127.0.0.1, which is this" in found.summary
+
+
+def test_who_looks_at_another_port_than_rank_0_is_named() -> None:
+    ranks = [joins(0, 2), joins(1, 2, address="node0:1")]
+    nodes = {"node0": master("ok"), "node1": master("refused", address="node0:1")}
+    found = diagnose(evidence(ranks, nodes=nodes))
     assert named(found) == ("rendezvous", (1,), 5)
-    assert "localhost (itself)" in found.summary
-    assert "this node itself" in found.summary
+    assert "cannot reach the master node0:1: refused, at 10.0.0.1" in found.summary
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_under_torchrun_nobody_listens_where_a_script_says(nodes: int) -> None:
+    ranks = [joins(n, 2, address="node0:29511") for n in range(2)]
+    for number, one in enumerate(ranks):
+        one["env"] = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+        one["node"] = f"node{number % nodes}"
+    tried = master("refused", address="node0:29511")
+    found = diagnose(evidence(ranks, nodes={f"node{n}": tried for n in range(nodes)}))
+    assert named(found) == ("rendezvous", (0, 1), 5)
+    assert "at node0:29511, where nobody listens" in found.summary
+
+
+def test_who_does_not_look_for_the_master_does_not_miss_it() -> None:
+    """The launcher's may be anything where the ranks meet over a file, or have met."""
+    ranks = [joins(n, 2) for n in range(2)]
+    for one in ranks:
+        del one["threads"][0]["frames"][0]["arguments"]["hostname"]
+    found = diagnose(evidence(ranks, nodes={"node1": master("refused")}))
+    assert found.kind == "unknown"
 
 
 def test_a_master_that_does_not_listen_yet_is_nobodys_wrong_address() -> None:
-    refused = {"master": {"resolves": "10.0.0.1", "reach": "refused"}}
+    refused = master("refused")
     outside = rank(source="py-spy", stack=frames(5, (C10D, "init_process_group")))
     nodes = {"node0": refused, "node1": refused}
     assert diagnose(evidence([outside, joins(1, 2)], nodes=nodes)).kind == "unknown"
     assert diagnose(evidence([joins(0, 2), joins(1, 2)], nodes=nodes)).kind == "unknown"
-    nodes["node0"] = {"master": {"resolves": "10.0.0.1", "reach": "ok"}}
+    nodes["node0"] = master("ok")
     found = diagnose(evidence([outside, joins(1, 2)], nodes=nodes))
     assert named(found) == ("rendezvous", (1,), 5)
 

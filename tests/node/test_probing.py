@@ -176,7 +176,8 @@ def test_other_nodes_are_tried(tmp_path: Path) -> None:
         assert (probed["peers"]["near"], probed["peers"]["shut"]) == ("ok", "refused")
         assert "its name no-such-host.invalid" in probed["peers"]["nowhere"]
         assert "its name nnn" in probed["peers"]["no-name"]
-        assert probed["master"] == {"resolves": "127.0.0.1", "reach": "ok"}
+        address = f"127.0.0.1:{master[1]}"
+        assert probed["master"] == {"address": address, "resolves": "127.0.0.1", "reach": "ok"}
         with socket.create_connection(("127.0.0.1", probed["port"])) as visit:
             assert visit.recv(1) == b""  # let in, and sent away
 

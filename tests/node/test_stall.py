@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lab.node.stall import StallWatch
+from lab.node.stall import StallWatch, is_progress
 
 LIMIT = 10.0
 
@@ -178,3 +178,26 @@ def test_who_comes_to_the_rendezvous_makes_progress_and_who_stays_there_does_not
 
     clock = Clock()
     assert clock.play(joins(0), joins(8)) == [8 + int(LIMIT)]
+
+
+@pytest.mark.parametrize(
+    ("output", "news"),
+    [
+        ("step 1\n", True),
+        ("\n", True),
+        (
+            "[W1130 14:23:15.370056887 socket.cpp:764] [c10d] The client socket has failed to "
+            "connect to [localhost]:29511 (errno: 99 - Cannot assign requested address).\n",
+            False,
+        ),
+        (
+            "[W1130 14:23:15.370056887 socket.cpp:764] [c10d] The client socket has failed\n"
+            "[E1130 14:24:15.370056887 socket.cpp:1033] [c10d] The client socket has timed out\n",
+            False,
+        ),
+        ("[W1130 14:23:15.370056887 socket.cpp:764] [c10d] The client socket\nstep 1\n", True),
+        ("[W1130 14:23:15.370056887 ProcessGroupGloo.cpp:1] [c10d] no word of waiting\n", True),
+    ],
+)
+def test_that_torch_still_tries_to_connect_is_no_progress(output: str, news: bool) -> None:
+    assert is_progress(output) is news

@@ -175,3 +175,39 @@ def test_what_to_do_on_a_stall_is_one_of_two_things(lab: Lab) -> None:
     done = lab(*PAIR, "--on-stall", "panic", lab.script(""))
     assert done.returncode == 2
     assert "--on-stall panic: it is report or stop" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["env://", "tcp://"])
+def test_who_looks_for_the_master_elsewhere_than_it_is(lab: Lab, how: str) -> None:
+    """The launcher's own is not what they look for."""
+    script = lab.script(f"""
+import os, torch.distributed as dist
+rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
+os.environ["MASTER_PORT"] = str(port + rank)
+place = f"{{os.environ['MASTER_ADDR']}}:{{port + rank}}"
+method = "env://" if {how == "env://"} else f"tcp://{{place}}"
+dist.init_process_group("gloo", method, rank=rank, world_size=2)
+""")
+    done = lab("run", "-t", "pair", "--on", "local", "--slots", "1", *STOP, script)
+    assert done.returncode == 75, done.stderr
+    why = kept(lab, "verdict.json")["why"]
+    assert (why["kind"], why["ranks"], why["line"]) == ("rendezvous", [1], 7)
+    address, _, port = kept(lab, "why.json")["evidence"]["master"].rpartition(":")
+    expected = f"cannot reach the master {address}:{int(port) + 1}: refused, at {address}"
+    assert why["summary"].endswith(expected)
+
+
+def test_under_torchrun_a_script_that_says_where_to_meet_meets_nobody(lab: Lab) -> None:
+    script = lab.script("""
+import os, torch.distributed as dist
+os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+dist.init_process_group("gloo")
+""")
+    done = lab(
+        *("run", "-t", "pair", "--on", "local", "--slots", "1"),
+        *("--engine", "torchrun", *STOP, script),
+    )
+    assert done.returncode == 75, done.stderr
+    why = kept(lab, "verdict.json")["why"]
+    assert (why["kind"], why["ranks"], why["line"]) == ("rendezvous", [0, 1], 4)
+    assert "where nobody listens: under torchrun" in why["summary"]

@@ -15,6 +15,9 @@ from lab.diagnose.words import ranks_in_words
 from lab.node.peers import UNSURE
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""`True` where torchrun itself holds the rendezvous, and rank 0 opens none (torch/distributed/
+rendezvous.py, `_create_c10d_store`)."""
 
 
 def judge_claims(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
@@ -156,25 +159,31 @@ def _wrong_master(evidence: Evidence, joining: Mapping[int, Activity]) -> Findin
     hosts = {
         evidence.ranks[n].node for n, one in joining.items() if one.arguments.get("rank", n) == 0
     }
+    one_machine = _host(evidence.master or "") in LOCAL_NAMES  # they share its loopback
+    masters = {
+        evidence.ranks[n].node: evidence.nodes[evidence.ranks[n].node].master or {}
+        for n, one in joining.items()
+        if _looks_for_master(evidence.ranks[n], one)
+    }
     found = {
         name: how
-        for name, node in evidence.nodes.items()
-        if name not in hosts and (how := _trouble(node.master or {}))
+        for name, master in masters.items()
+        if name not in hosts and (how := _trouble(master, one_machine))
     }
     ranks = tuple(sorted(n for n in joining if evidence.ranks[n].node in found))
+    first = evidence.ranks[min(ranks or joining)]
+    address = _address(evidence, first.node)
+    itself = " (itself)" if _host(address) in LOCAL_NAMES and not one_machine else ""
+    at_home = [name for name in hosts if masters.get(name, {}).get("reach") == "refused"]
+    if at_home and not (ranks and itself):
+        return _nobody_listens(evidence, joining, _address(evidence, at_home[0]))
     if not ranks:
         return None
-    first = evidence.ranks[ranks[0]]
-    address = joining[ranks[0]].arguments.get("master_addr") or first.env.get("MASTER_ADDR")
-    itself = " (itself)" if address in LOCAL_NAMES else ""
-    own = [(evidence.nodes[name].master or {}).get("reach") for name in hosts]
-    if "refused" in own and not itself:
-        return None  # its host does not listen yet: nobody could reach it
     return at(
         Finding(
             "rendezvous",
             "error",
-            f"{who(ranks, evidence)} cannot reach the master {address or evidence.master}{itself}: "
+            f"{who(ranks, evidence)} cannot reach the master {address}{itself}: "
             f"{found[first.node]}",
             ranks=ranks,
             nodes=evidence.nodes_of(ranks),
@@ -186,11 +195,49 @@ def _wrong_master(evidence: Evidence, joining: Mapping[int, Activity]) -> Findin
     )
 
 
-def _trouble(master: Mapping[str, object]) -> str | None:
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _address(evidence: Evidence, node: str) -> str:
+    """Where the ranks of a node look for the master."""
+    master = evidence.nodes[node].master or {}
+    return str(master.get("address") or evidence.master)
+
+
+def _looks_for_master(rank: Rank, one: Activity) -> bool:
+    """Whether it may be that which it waits for; a store of files has none, for one."""
+    return rank.source != "probe" or "hostname" in one.arguments
+
+
+def _nobody_listens(
+    evidence: Evidence, joining: Mapping[int, Activity], address: str
+) -> Finding | None:
+    """Rank 0 does not listen at all where torchrun does; else not yet, which is no news."""
+    if any(evidence.ranks[n].env.get(AGENT_STORE) != "True" for n in joining):
+        return None
+    ranks = tuple(sorted(joining))
+    return at(
+        Finding(
+            "rendezvous",
+            "error",
+            f"{who(ranks, evidence)} look for the master at {address}, where nobody listens: under "
+            f"torchrun rank 0 does not either, for torchrun itself does, at {evidence.master}",
+            ranks=ranks,
+            nodes=evidence.nodes_of(ranks),
+            evidence=_claims(joining),
+            cure="leave MASTER_ADDR and MASTER_PORT as torchrun has set them",
+        ),
+        joining[ranks[0]].site,
+    )
+
+
+def _trouble(master: Mapping[str, object], one_machine: bool) -> str | None:
     reach, address = master.get("reach"), master.get("resolves")
     if reach in (None, "ok") or str(reach).startswith(UNSURE):
         return None
-    return f"{reach}" + (f", at {address}{_loopback(str(address))}" if address else "")
+    itself = "" if one_machine else _loopback(str(address))
+    return f"{reach}" + (f", at {address}{itself}" if address else "")
 
 
 def _loopback(address: str) -> str:
