@@ -157,6 +157,8 @@ class BatchRun:
         while True:
             code = _ended(self.directory)
             state = self._patient_state() if code is None else JobState("COMPLETED")
+            if code is None and not state.active:
+                code = _ended(self.directory)  # while Slurm was asked
             files.read(heard.log, heard.event)  # after the end all is there
             if code and files.silent:  # has it lost a node? Slurm may know only later
                 state = self._patient_state()

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from lab.diagnose.finding import Kind
 from lab.topology import Place
+from lab.topology.slurm import Launcher
 
 CASES = Path(__file__).parent / "cases"
 MARK = re.compile(r"  # <- fault$", re.MULTILINE)
@@ -63,6 +64,8 @@ class Case(BaseModel):
     """Why it cannot where it cannot."""
     shm: str | None = None
     """Shared memory of the containers, where the fault needs them to have little."""
+    launcher: Launcher | None = None
+    """What starts the ranks on Slurm, where the fault shows itself under that alone."""
     cut: Cut | None = None
     """What happens to the network, where the fault is not in the script: the twin has the same."""
     wrong: str

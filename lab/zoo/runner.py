@@ -12,11 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lab.channel import Progress
 from lab.children import child
 from lab.errors import LabError
 from lab.runs.files import write_atomically
 from lab.topology import Place, load_topology
+from lab.topology.slurm import Launcher
 from lab.transport.containers import lab_id
 from lab.zoo import network
 from lab.zoo.case import Case, Cut, Twin
@@ -32,7 +35,7 @@ STALL = {"fault": 4, "healthy": 30}
 machine that is short of time its ranks may come to the start one after the other. So is a fault of
 which lab says that it does not know, before that counts as missed."""
 OWN = "own-{}.yaml"
-"""The topology of containers that a case has for itself, since others would not do, or suffer."""
+"""The topology that a case has for itself, since others would not do, or suffer."""
 SCRIPT = "train.py"
 """What the copies are called: nothing of a script tells the judges what it is."""
 
@@ -65,7 +68,7 @@ class Zoo:
         """`nodes`: how many the runs need at most; `topology`: of which hosts, on ssh and slurm."""
         self.on = on
         self._folder = folder
-        self._hosts = [] if topology is None else ["-t", topology]
+        self._topology = topology
         self._nodes = nodes
         self._at_once = at_once
         self._running: set[subprocess.Popen[str]] = set()
@@ -100,15 +103,20 @@ class Zoo:
         (self._folder / start).mkdir(parents=True, exist_ok=True)
         write_atomically(self._folder / start / SCRIPT, case.script(twin))
         words = ["--stall", str(stall), "--cwd", str(start), SCRIPT]
-        where = self._where(case.nodes, case.slots)
         cut = case.cut if twin == "fault" else None
-        own = f"docker: {{shm: {case.shm}}}" if case.shm else network.CAPABLE if cut else None
-        if own is None or self.on != "docker":
-            return self._run([*where, *words])
         file = self._folder / OWN.format(case.name)
-        write_atomically(file, f"name: {case.name}\non: docker\nnodes: {case.nodes}\n{own}\n")
-        words = ["-t", file.name, *where, *words]
-        return self._run(words) if cut is None else self._run_with(cut, file, words)
+        if self.on == "slurm" and case.launcher is not None:
+            assert self._topology is not None
+            known = load_topology(self._topology).model_dump(mode="json", exclude_defaults=True)
+            write_atomically(file, yaml.safe_dump(_with_launcher(known, case.launcher)))
+        elif self.on == "docker" and (case.shm or cut):
+            own = f"docker: {{shm: {case.shm}}}" if case.shm else network.CAPABLE
+            text = f"name: {case.name}\non: docker\nnodes: {case.nodes}\n{own}\n"
+            write_atomically(file, text)
+        else:
+            return self._run([*self._where(case), *words])
+        words = [*self._where(case, file.name), *words]
+        return self._run_with(cut, file, words) if cut and self.on == "docker" else self._run(words)
 
     def _run_with(self, cut: Cut, file: Path, words: Sequence[str]) -> Outcome:
         """Run on nodes of its own, two of which lose each other."""
@@ -129,7 +137,7 @@ class Zoo:
 
     def run_workload(self, workload: Workload) -> Outcome:
         """Run a healthy training job of lab's own."""
-        where = self._where(workload.nodes, workload.slots)
+        where = self._where(workload)
         return self._run([*where, "--stall", str(STALL["healthy"]), "-m", *workload.words])
 
     def each(self, jobs: Sequence[Callable[[], Outcome]], progress: Progress) -> list[Outcome]:
@@ -150,8 +158,11 @@ class Zoo:
                 self._interrupt()
                 raise
 
-    def _where(self, nodes: int, slots: int) -> list[str]:
-        return [*self._hosts, "--on", self.on, "--nodes", str(nodes), "--slots", str(slots)]
+    def _where(self, needs: Case | Workload, topology: str | None = None) -> list[str]:
+        """Options of a run; `topology`: another one than that of all."""
+        topology = topology or self._topology
+        hosts = [] if topology is None else ["-t", topology]
+        return [*hosts, "--on", self.on, "--nodes", str(needs.nodes), "--slots", str(needs.slots)]
 
     def _lab(self, *words: str) -> None:
         """A command of lab's in the folder of the zoo.
@@ -200,3 +211,7 @@ class Zoo:
                 process.send_signal(signal.SIGTERM)
         for process in list(self._running):
             process.wait()
+
+
+def _with_launcher(topology: dict[str, Any], launcher: Launcher) -> dict[str, Any]:
+    return {**topology, "slurm": {**topology.get("slurm", {}), "launcher": launcher}}

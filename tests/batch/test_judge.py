@@ -195,3 +195,10 @@ def test_what_the_ranks_waited_for_is_told_of_a_job_whose_time_is_up() -> None:
     went_on = {"at": 5.0, "type": "progress", "node": "node0", "rank": 0}
     verdict = judge(told(*BEGAN, why, went_on, *killed, state="TIMEOUT", code=None))
     assert (verdict.kind, verdict.why) == ("timeout", None)
+
+
+def test_a_job_of_which_slurm_says_that_it_ended_well_has() -> None:
+    """Its file with the exit code may come later, over NFS."""
+    good = judge(told(*BEGAN, ended(0), ended(1), state="COMPLETED", code=None))
+    assert (good.kind, good.exit_code) == ("ok", 0)
+    assert judge(told(*BEGAN, ended(0), ended(1), code=None)).exit_code == 1

@@ -407,6 +407,14 @@ def test_a_job_is_followed_through_an_outage(
     assert run.state == "finished"
 
 
+def test_a_job_that_ends_while_slurm_is_asked(fake: Fake, tmp_path: Path) -> None:
+    run = submitted(tmp_path, "5")
+    script = tmp_path / "bin/squeue"
+    script.write_text(f"#!/bin/sh\necho 3 >{run.path}/ended\necho '5|FAILED|NonZeroExitCode|n1'\n")
+    script.chmod(0o755)
+    assert batch_run.BatchRun(run).follow().exit_code == 3
+
+
 def test_a_job_of_which_nothing_arrives(fake: Fake, tmp_path: Path) -> None:
     """Its hosts do not see the folder, so that Slurm cannot even open the file for its output."""
     run = submitted(tmp_path, "5")

@@ -17,7 +17,7 @@ def main():
     rank = int(os.environ["RANK"])
     if rank == 0:
         port = int(os.environ["MASTER_PORT"])
-        server = socketserver.TCPServer(("", port), Metrics)
+        server = socketserver.TCPServer(("", port), Metrics)  # <- fault
         threading.Thread(target=server.serve_forever, daemon=True).start()
     dist.init_process_group("gloo")  # <- fault
     total = torch.ones(1)
