@@ -7,6 +7,11 @@ import json
 import os
 
 
+def encoded(**message: object) -> bytes:
+    """A message as it is written."""
+    return json.dumps(message).encode() + b"\n"
+
+
 class Events:
     """Writes messages of `lab.node.protocol` for the agent, one JSON document a line."""
 
@@ -33,7 +38,11 @@ class Events:
 
     def send(self, **message: object) -> None:
         """Write one message; quiet when the agent has gone (stderr still has what it says)."""
-        left = memoryview(json.dumps(message).encode() + b"\n")
+        self.write(encoded(**message))
+
+    def write(self, message: bytes) -> None:
+        """The same, of one that is `encoded`."""
+        left = memoryview(message)
         with self._lock, contextlib.suppress(OSError):
             while left:  # a signal may cut a write short
                 left = left[os.write(self._fd, left) :]

@@ -51,7 +51,7 @@ PAUSE = 0.25
 """Seconds between two looks at the flight recorder, at least."""
 LEAVING = 0.05
 """Seconds that the threads of process groups have before the groups are taken apart."""
-SHARE = 0.02
+SHARE = 0.01
 """Of the time: what these looks may take."""
 
 Signature = tuple[Any, ...]
@@ -148,9 +148,13 @@ class Collectives:
     def look_on(self) -> None:
         """Look at the flight recorder for ever, in a thread."""
         began = time.perf_counter()
-        while self._hooks.safely(self.look):
+        while self._look_aside():
             time.sleep(max(PAUSE, (time.perf_counter() - began) / SHARE))
             began = time.perf_counter()
+
+    def _look_aside(self) -> bool:
+        with self._recorder.sampling.beside:
+            return self._hooks.safely(self.look)
 
     def look(self) -> None:
         """Record what was called, and what the flight recorder has that was not there before."""

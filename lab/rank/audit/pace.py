@@ -148,11 +148,15 @@ class Pace:
         """Look where the main thread is, for ever."""
         while True:
             time.sleep(TICK)
-            frame = sys._current_frames().get(self._main or 0)
-            phase = self._phase
-            if frame is not None and self._count >= WARM_UP and not (self._exchanged and phase):
-                site = self._recorder.site(frame=frame)
-                self._places[phase or "other", site["file"], site["line"], site["function"]] += 1
+            with self._recorder.sampling.beside:
+                self._look()
+
+    def _look(self) -> None:
+        frame = sys._current_frames().get(self._main or 0)
+        phase = self._phase
+        if frame is not None and self._count >= WARM_UP and not (self._exchanged and phase):
+            site = self._recorder.site(frame=frame)
+            self._places[phase or "other", site["file"], site["line"], site["function"]] += 1
 
 
 class Clock:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from ..events import Events
+from ..events import Events, encoded
 from ..frames import is_users, shown
 
 SHARE = 0.03
@@ -108,18 +108,20 @@ class Recorder:
         with self._writing:
             while self._on and self._records:
                 record = self._records.popleft()
-                if len(str(record)) < LONGEST:
-                    self._events.send(type="audit", record=record)
+                message = encoded(type="audit", record=record)
+                if len(message) < LONGEST:
+                    self._events.write(message)
                 elif record["check"] not in self._too_long:
                     self._too_long.add(record["check"])
-                    what = f"{record['check']}: records of more than {LONGEST} characters are lost"
+                    what = f"{record['check']}: records of more than {LONGEST} bytes are lost"
                     self._records.append({"check": "broken", "step": record["step"], "what": what})
 
     def _write_on(self) -> None:
         while True:
             self._some.acquire()
             time.sleep(PAUSE)
-            self.write()
+            with self.sampling.beside:
+                self.write()
 
     def _leave(self) -> None:
         self._on = False
@@ -142,10 +144,12 @@ class Sampling:
         self._due = False
         self._own = _thread._local()
         self._own.depth = 0
+        self.beside = Beside(clock)
+        """Time of the audit's own threads, which count as well: `with sampling.beside: ...`."""
 
     @property
     def spent(self) -> float:
-        """Seconds that the audit has computed so far."""
+        """Seconds that the audit has computed so far in the script's threads."""
         return self._spent
 
     def due(self, step: int) -> bool:
@@ -158,10 +162,11 @@ class Sampling:
             self._began = now
         allowed = ALLOWANCE + SHARE * (now - self._began)
         self._due = step % self._every == 0
-        if self._due and self._spent > allowed:
+        spent = self._spent + self.beside.spent
+        if self._due and spent > allowed:
             self._every *= 2
             self._due = step % self._every == 0
-        elif self._due and self._every > 1 and self._spent < allowed / 2:
+        elif self._due and self._every > 1 and spent < allowed / 2:
             self._every //= 2
         return self._due
 
@@ -175,3 +180,25 @@ class Sampling:
         self._own.depth -= 1
         if self._own.depth == 0:
             self._spent += self._clock() - self._own.entered
+
+
+class Beside:
+    """What the audit's own threads have computed, each by itself."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._own = _thread._local()
+        self._by_thread: dict[int, float] = {}
+
+    @property
+    def spent(self) -> float:
+        """Seconds of all of them."""
+        return sum(list(self._by_thread.values()))
+
+    def __enter__(self) -> None:
+        self._own.entered = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        thread = _thread.get_ident()
+        spent = self._clock() - self._own.entered
+        self._by_thread[thread] = self._by_thread.get(thread, 0.0) + spent

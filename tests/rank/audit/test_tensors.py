@@ -1,5 +1,6 @@
 """Digests are equal where bits are, wherever they lie."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -41,7 +42,9 @@ def test_what_is_not_there_has_no_digest() -> None:
     assert norms([torch.tensor([3.0, 4.0])]) == [5.0]
 
 
-def test_steps_are_looked_at_more_seldom_the_more_it_costs() -> None:
+@pytest.mark.parametrize("beside", [False, True])
+def test_steps_are_looked_at_more_seldom_the_more_it_costs(beside: bool) -> None:
+    """Also where it is threads of the audit's own that compute."""
     now = work = 0.0
     sampling = Sampling(clock=lambda: now)
     looked = []
@@ -49,11 +52,12 @@ def test_steps_are_looked_at_more_seldom_the_more_it_costs() -> None:
         now += 0.01
         if sampling.due(step):
             looked.append(step)
-            with sampling:
+            with sampling.beside if beside else sampling:
                 now += 0.01
                 work += 0.01
     assert looked[:20] == list(range(1, 21))  # a short run is looked at step by step
     assert work <= ALLOWANCE + SHARE * now + 0.02
     intervals = {b - a for a, b in zip(looked[-10:], looked[-9:], strict=False)}
     assert min(intervals) > 8
+    assert sampling.spent == (0.0 if beside else pytest.approx(work))
     assert sampling.due(1 << 20)  # all ranks look at a common step, whatever their intervals
