@@ -1,4 +1,4 @@
-"""From the command to the end of a first all-reduce: `lab run` on Slurm beside sbatch by hand."""
+"""Until a first all-reduce has ended: `lab run` on Slurm beside sbatch by hand."""
 
 import shutil
 import subprocess
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from lab import interrupts
+from lab.batch.code import CODE
 from lab.batch.run import slurm_of
 from lab.bench import startup
 from lab.bench.compare import compared
@@ -22,6 +23,8 @@ from lab.topology import Topology, dump_topology
 from lab.topology.slurm import Launcher
 
 SCRIPT = "first_all_reduce.py"
+COMMAND, SUBMISSION = "command", "submission"
+"""Since when. The latter leaves out what `lab run` does before it calls sbatch."""
 LOOK_EVERY = 1.0
 """Seconds between two looks whether a job is over, which its time does not depend on."""
 BY_HAND = """\
@@ -50,12 +53,12 @@ def bench_slurm(topology: Topology, runs: int, progress: Progress) -> list[dict[
     """
     if topology.on != "slurm" or len({node.slots for node in topology.nodes}) > 1:
         raise UsageError("lab bench slurm needs a topology on slurm with the same slots everywhere")
-    taken: dict[str, list[float]] = {}
+    taken: dict[str, dict[str, list[float]]] = {COMMAND: {}, SUBMISSION: {}}
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)
         shutil.copy(Path(startup.__file__).with_name(SCRIPT), folder)
-        ways: dict[str, Callable[[], float]] = {}
+        ways: dict[str, Callable[[], tuple[float, float]]] = {}
         for launcher in get_args(Launcher):
             options = topology.slurm.model_copy(update={"launcher": launcher})
             here = topology.model_copy(update={"slurm": options})
@@ -64,21 +67,23 @@ def bench_slurm(topology: Topology, runs: int, progress: Progress) -> list[dict[
         for number in range(runs + 1):
             for way, measure in ways.items():
                 progress(f"{way}, {'warm-up' if number == 0 else f'run {number} of {runs}'}")
-                seconds = measure()
+                each = measure()
                 if number > 0:
-                    taken.setdefault(way, []).append(seconds)
+                    for since, seconds in zip((COMMAND, SUBMISSION), each, strict=True):
+                        taken[since].setdefault(way, []).append(seconds)
     return [
-        row
+        {"since": since, **row}
+        for since, times_of in taken.items()
         for launcher in get_args(Launcher)
         for row in compared(
-            {way: times for way, times in taken.items() if way.endswith(launcher)},
+            {way: times for way, times in times_of.items() if way.endswith(launcher)},
             {"by hand": f"sbatch by hand, {launcher}"},
             "way",
         )
     ]
 
 
-def _lab_run(topology: Topology, folder: Path) -> float:
+def _lab_run(topology: Topology, folder: Path) -> tuple[float, float]:
     """As a user would, but for what the ranks say, which is read from their files."""
     (folder / "bench.yaml").write_text(dump_topology(topology))
     began = time.time()
@@ -88,11 +93,13 @@ def _lab_run(topology: Topology, folder: Path) -> float:
         _, error = process.communicate()
     (run,) = (folder / "runs").glob("[!.]*")
     said = "".join(path.read_text() for path in run.glob("*/*.out"))
+    submitted = (run / CODE).lstat().st_mtime  # the last that is made before
     shutil.rmtree(run)
-    return _last(said, topology, error) - began
+    ended = _last(said, topology, error)
+    return ended - began, ended - submitted
 
 
-def _by_hand(topology: Topology, folder: Path) -> float:
+def _by_hand(topology: Topology, folder: Path) -> tuple[float, float]:
     """The script that the documentation of Slurm and torchrun leads to."""
     slurm, slots = topology.slurm, topology.nodes[0].slots
     output = folder / "by-hand.out"
@@ -119,7 +126,8 @@ def _by_hand(topology: Topology, folder: Path) -> float:
         if job is not None:
             cluster.cancel(job)
         raise
-    return _last(output.read_text() if output.exists() else "", topology) - began
+    taken = _last(output.read_text() if output.exists() else "", topology) - began
+    return taken, taken
 
 
 def _last(said: str, topology: Topology, error: str = "") -> float:
