@@ -1,6 +1,7 @@
 """`lab deploy` over real SSH to hosts with homes of their own; packages are this Python's."""
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.bench.sshd import free_ports, write_client
+from lab.deploy.host.files import WORTH
 from lab.deploy.tree import LARGE
 from tests.conftest import Lab
 from tests.sshd import Sshd
@@ -80,3 +82,19 @@ def test_what_leads_out_and_what_is_large_is_warned_of_and_arrives(room: Room) -
     assert [line.split()[2] for line in warnings] == ["model.bin", "out"]
     assert os.readlink(room.code(0) / "out") == "../secret"  # noqa: PTH115 - as it stands there
     assert (room.code(0) / "model.bin").stat().st_size == LARGE
+
+
+def test_of_a_large_file_the_difference_is_sent_over_the_same_connection(room: Room) -> None:
+    content = bytearray(os.urandom(2 * WORTH))
+    (room.cwd / "model.bin").write_bytes(content)
+    assert room.deploy("node0")[0] == 0
+    content[WORTH] ^= 1
+    (room.cwd / "model.bin").write_bytes(content)
+
+    code, said = room.deploy("node0")
+
+    assert code == 0, said
+    assert (room.code(0) / "model.bin").read_bytes() == content
+    if shutil.which("rsync") or os.environ.get("CI") == "true":
+        assert "updating large files" in said
+        assert "sending" not in said
