@@ -36,6 +36,7 @@ def _explained(error: Any) -> str:
         return f"{script} is taken for options; a script of that name is ./{script}"
     text = " ".join(error.format_message().split()).rstrip(".")
     text = re.sub(r"^Invalid value for '(\S+)'(.*?): (Value error, )?", r"\1\2: ", text)
+    text = re.sub(r"Input should be (.*?)(, unable to parse .*)?$", r"must be \1", text)
     text = re.sub(r"\(Possible options: (.*)\)$", r"(did you mean \1?)", text)
     text = text[0].lower() + text[1:]
     if error.ctx is None:  # a value is missing, or one too many: known before any command is
