@@ -39,14 +39,16 @@ def _find_own_modules() -> None:
 
 
 if TYPE_CHECKING:
+    from lab.rank import messages
     from lab.rank.audit.recorder import Recorder
     from lab.rank.events import Events
-    from lab.rank.frames import is_users, shown
+    from lab.rank.frames import RANK, is_users, shown
     from lab.rank.probe import Probe
 else:
     _find_own_modules()
+    from _lab_rank import messages
     from _lab_rank.events import Events
-    from _lab_rank.frames import is_users, shown
+    from _lab_rank.frames import RANK, is_users, shown
     from _lab_rank.probe import Probe
 
 
@@ -107,6 +109,12 @@ def _chain(error: BaseException) -> list[dict[str, str]]:
 def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename in OWN_FILES:
         trace = trace.tb_next
+    last = trace
+    while last is not None and (following := last.tb_next) is not None:
+        if following.tb_frame.f_code.co_filename.startswith(RANK):  # counts messages, or audits
+            last.tb_next = following.tb_next
+        else:
+            last = following
     return trace
 
 
@@ -226,6 +234,7 @@ def main() -> None:
         events.take_crashes()
         with contextlib.suppress(OSError):  # it cannot listen: stacks come from outside then
             Probe(START_FOLDER)
+        messages.watch()
     audit = _start_audit(events)
     code = _run(sys.argv[1:], events)
     if audit is not None:

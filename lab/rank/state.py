@@ -13,6 +13,7 @@ from typing import Any
 from .arguments import arguments
 from .frames import RANK, is_labs, told
 from .groups import history, in_flight, sequence_numbers
+from .messages import told as messages
 from .unused import unused
 
 THREADS = 64
@@ -66,6 +67,7 @@ def state(start_folder: str, trace: TracebackType | None = None) -> Told:
         "threads": found,
         "env": {name: os.environ[name] for name in PLACE if name in os.environ},
         **history(start_folder),
+        "messages": messages(),
         "unused": unused(stack),
     }
 

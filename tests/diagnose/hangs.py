@@ -257,7 +257,6 @@ for step in range(6):
             dist.all_reduce(x, group=group)
 """
     ),
-    # Nobody can be named.
     "a-ring-with-a-hole": Hang(
         START
         + """\
@@ -267,6 +266,18 @@ if rank != 1:
 for work in dist.batch_isend_irecv(ops):
     work.wait()
 dist.barrier()
+"""
+    ),
+    "a-pipeline-that-gets-nothing": Hang(
+        START
+        + """\
+for step in range(5):
+    if rank == 0 and step == 3:
+        time.sleep(1000)
+    if rank > 0:
+        dist.irecv(x, rank - 1).wait()
+    if rank < world - 1:
+        dist.isend(x, rank + 1).wait()
 """
     ),
     # Ranks that are not there.

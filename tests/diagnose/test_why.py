@@ -748,3 +748,66 @@ def test_of_a_circle_the_rank_is_named_that_made_a_call_once_less_than_all_other
     found = diagnose(evidence([waits, next(ends), skipped, next(ends)]))
     assert named(found) == ("deadlock", (2,), 10)
     assert "once less often" in found.summary
+
+
+# Handles of point-to-point messages
+
+
+def lane(peer: int | None, sent: int = 0, received: int = 0, tag: int = 0) -> Json:
+    return {"group": "0", "peer": peer, "tag": tag, "sent": sent, "received": received}
+
+
+def handles(*messages: Json, line: int = 40) -> Json:
+    """A rank in `work.wait()`, which a stack has no frame of."""
+    return rank(STEP, stack=frames(line, code="work.wait()"), messages=list(messages))
+
+
+def elsewhere(*messages: Json, line: int = 20) -> Json:
+    return rank(STEP, stack=frames(line, code="load()"), messages=list(messages))
+
+
+def test_who_has_not_sent_what_others_wait_for_is_named() -> None:
+    first = elsewhere(lane(1, sent=3))
+    middle = handles(lane(0, received=4), lane(2, sent=3))
+    last = handles(lane(1, received=4), line=42)
+    found = diagnose(evidence([first, middle, last]))
+    assert named(found) == ("busy-alone", (0,), 20)
+    assert [(one.ranks, one.what) for one in found.innocent] == [
+        ((1,), "waits in irecv from rank 0"),
+        ((2,), "waits in irecv from rank 1"),
+    ]
+
+
+def test_who_has_sent_is_not_named_though_nobody_has_waited_for_that_message_yet() -> None:
+    sender = elsewhere(lane(1, sent=1))
+    waiting = handles(lane(0, received=1), lane(2, received=1))
+    other = elsewhere(line=30)
+    found = diagnose(evidence([sender, waiting, other]))
+    assert named(found) == ("busy-alone", (2,), 30)
+
+
+def test_a_message_of_another_tag_is_not_the_one_that_is_waited_for() -> None:
+    sender = elsewhere(lane(1, sent=1, tag=7))
+    found = diagnose(evidence([sender, handles(lane(0, received=1))]))
+    assert named(found) == ("busy-alone", (0,), 20)
+
+
+def test_who_does_not_take_what_is_sent_is_named_unless_he_takes_it_from_anybody() -> None:
+    sending = handles(lane(1, sent=2))
+    found = diagnose(evidence([sending, elsewhere(lane(0, received=1))]))
+    assert named(found) == ("busy-alone", (1,), 20)
+    assert "isend to rank 1" in found.summary
+    anybody = elsewhere(lane(0, received=1), lane(None, received=1))
+    assert diagnose(evidence([sending, anybody])).kind == "unknown"
+
+
+def test_two_that_wait_for_each_others_messages_are_a_deadlock() -> None:
+    ranks = [handles(lane(1 - n, sent=1, received=2)) for n in range(2)]
+    found = diagnose(evidence(ranks))
+    assert (found.kind, found.ranks) == ("deadlock", (0, 1))
+
+
+def test_nothing_is_known_of_a_peer_that_did_not_say_what_it_has_sent() -> None:
+    silent = rank(source="py-spy", stack=frames(20))
+    found = diagnose(evidence([silent, handles(lane(0, received=1))]))
+    assert found.kind == "unknown"

@@ -8,6 +8,8 @@ from typing import Any
 Json = Mapping[str, Any]
 GroupKey = tuple[str, tuple[int, ...]]
 """A process group: its name, which ranks may use for different groups, and its global ranks."""
+Lane = tuple[GroupKey, int | None, int]
+"""Of messages: the group, the other global rank (None: received from whoever sends), the tag."""
 
 STOPPED = "T"
 """The state of a process (proc(5)) that a signal has stopped."""
@@ -99,6 +101,8 @@ class Rank:
     """With the backend of each."""
     collectives: tuple[Collective, ...]
     """In the order in which they were called."""
+    messages: Mapping[Lane, tuple[int, int]]
+    """How many point-to-point messages it has begun to send, and to receive."""
     unused: tuple[str, ...]
     """Parameters without a gradient, where that can be told."""
     pulses: tuple[Pulse, ...]
@@ -267,6 +271,11 @@ def _rank(number: int, data: Json) -> Rank:
         collectives=tuple(
             _collective(groups[one["group"]], one) for one in calls if not one.get("p2p")
         ),
+        messages={
+            (groups[one["group"]], one["peer"], one["tag"]): (one["sent"], one["received"])
+            for one in data.get("messages") or ()
+            if one["group"] in groups
+        },
         unused=tuple(data.get("unused") or ()),
         pulses=tuple(
             Pulse(one["time"], one.get("cpu_s"), one.get("seqs") or {}, one.get("where"))

@@ -7,6 +7,7 @@ from lab.diagnose.finding import Innocent
 from lab.diagnose.why.activity import Activity, Doing, activity_of
 from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey, Rank
 from lab.diagnose.why.wording import call_in_words, group_in_words
+from lab.diagnose.words import ranks_in_words
 from lab.node.victims import consequence
 from lab.rank.frames import is_installed
 
@@ -73,7 +74,7 @@ def _wait(evidence: Evidence, rank: Rank) -> Wait | None:
     if in_call and rank.groups and not rank.is_busy:
         return _in_call(evidence, rank, activity)
     if activity.doing is Doing.HANDLE and rank.groups:
-        return Wait(rank.number, "an operation that it has begun", frozenset(), activity.site)
+        return _in_handle(evidence, rank, activity)
     return None
 
 
@@ -171,6 +172,34 @@ def _in_call(evidence: Evidence, rank: Rank, activity: Activity) -> Wait:
         )
     )
     return Wait(rank.number, what, absent, activity.site, group=group)
+
+
+def _in_handle(evidence: Evidence, rank: Rank, activity: Activity) -> Wait:
+    """`work.wait()` of no collective: of a message that nobody has sent, or that nobody takes."""
+    for way, kind, preposition in ((1, "irecv", "from"), (0, "isend", "to")):
+        missing = frozenset(
+            peer
+            for (group, peer, tag), counts in rank.messages.items()
+            if peer is not None
+            and (known := _sent_and_received(evidence, peer, rank.number, group, tag)) is not None
+            and counts[way] > known[1 - way]
+        )
+        if missing:
+            what = f"{kind} {preposition} {ranks_in_words(sorted(missing))}"
+            return Wait(rank.number, what, missing, activity.site)
+    return Wait(rank.number, "an operation that it has begun", frozenset(), activity.site)
+
+
+def _sent_and_received(
+    evidence: Evidence, peer: int, rank: int, group: GroupKey, tag: int
+) -> tuple[float, float] | None:
+    """How many messages the peer has begun to send to a rank and to receive from it."""
+    other = evidence.ranks.get(peer)
+    if other is None or other.source != "probe" or other.ended is not None:
+        return None  # nobody knows
+    sent, received = other.messages.get((group, rank, tag), (0, 0))
+    takes_any = any(one == group and source is None for one, source, _ in other.messages)
+    return sent, float("inf") if takes_any else received
 
 
 def _peer(activity: Activity, group: GroupKey | None) -> int | None:

@@ -18,7 +18,7 @@ import importlib
 from typing import Any
 
 from ..events import Events
-from .imports import after_import
+from ..imports import after_import
 from .recorder import Recorder
 
 CHECKS = ("replicas", "collectives", "data", "files", "devices")

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..imports import after_import
 from .forwards import Forwards, samples_of
 from .hooks import Hooks
-from .imports import after_import
 from .losses import loss_in
 
 GATHERED = 32
