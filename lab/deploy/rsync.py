@@ -25,6 +25,10 @@ from lab.channel import Channel
 CHUNK = 1 << 16
 
 
+START_PATIENCE = 10.0
+"""Seconds for our end to ask for the host's."""
+
+
 class Rsync:
     """One transfer to one host."""
 
@@ -39,6 +43,9 @@ class Rsync:
         Args:
             files: what to bring up to date there, by the names that they have there.
             folder: where these are.
+
+        Raises:
+            OSError: it cannot be started.
         """
         self.sent = 0
         """Bytes that went to the host."""
@@ -49,16 +56,22 @@ class Rsync:
         relay = str(resources.files("lab.deploy") / "rsync_relay.py")
         words = [sys.executable, "-I", "-S", relay, str(theirs.fileno())]
         # As links to files (-L), whatever their times say (-I); names not by a shell (-s).
-        argv = ["rsync", "-rLIs", "-e", _command(words), f"{self._names.name}/", f"host:{folder}/"]
-        with theirs:
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for us to hear
-            )
+        argv = ["rsync", "-LIs", "-e", _command(words)]
+        argv += [f"{self._names.name}/{name}" for name in files]
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [*argv, f"host:{folder}/"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,  # Ctrl-C is for us to hear
+                )
+        except OSError:
+            self.close()
+            raise
 
     def run(
         self, start: Callable[[list[str]], Channel], beat: Callable[[], None], every: float
@@ -72,42 +85,50 @@ class Rsync:
 
         Raises:
             LabError: the host starts nothing.
+            OSError: our end has not come so far.
         """
         with self._ours.makefile("rb") as said:
+            self._ours.settimeout(START_PATIENCE)
             asked = said.readline()
-            if not asked:  # it did not come so far
+            self._ours.settimeout(None)
+            if not asked:
                 return
             channel = start(json.loads(asked))
-            ways = [
-                threading.Thread(target=self._pass_on, args=[said, channel], daemon=True),
-                threading.Thread(target=self._bring_back, args=[channel], daemon=True),
-            ]
-            for way in ways:
-                way.start()
-            for way in ways:
-                while way.is_alive():
-                    beat()
-                    way.join(every)
-            channel.close()
+            try:
+                ways = [
+                    threading.Thread(target=self._pass_on, args=[said, channel], daemon=True),
+                    threading.Thread(target=self._bring_back, args=[channel], daemon=True),
+                ]
+                for way in ways:
+                    way.start()
+                for way in ways:
+                    while way.is_alive():
+                        beat()
+                        way.join(every)
+            finally:
+                channel.close()
 
     def _pass_on(self, said: BufferedReader, channel: Channel) -> None:
-        while data := said.read1(CHUNK):
-            channel.send(data)
-            self.sent += len(data)
+        with contextlib.suppress(OSError):  # ours has ended with something unread
+            while data := said.read1(CHUNK):
+                channel.send(data)
+                self.sent += len(data)
         channel.close_stdin()
 
     def _bring_back(self, channel: Channel) -> None:
-        with contextlib.suppress(OSError):  # either end is gone, as the other will hear
+        with contextlib.suppress(OSError):  # the connection was lost
             for stream, data in channel.output():
                 if stream == "out":
-                    self._ours.sendall(data)
+                    with contextlib.suppress(OSError):  # ours has ended: the host's hears of it
+                        self._ours.sendall(data)
         with contextlib.suppress(OSError):
             self._ours.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """End it, wherever it is."""
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
         self._ours.close()
         self._names.cleanup()
 

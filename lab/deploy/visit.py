@@ -1,10 +1,13 @@
 """The controller's end of one host while something is deployed there."""
 
+import contextlib
 import json
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lab.channel import NOT_FOUND, Channel
+from lab.deploy.host.files import samples
 from lab.deploy.host.wire import CHUNK
 from lab.deploy.layout import Layout
 from lab.deploy.program import OLDEST_PYTHON, program, start_line
@@ -22,6 +25,8 @@ SILENCE = 60
 """Seconds without a word after which a host takes us for gone while it waits for our decision."""
 BEAT = 15
 """Seconds between two such words."""
+RSYNC_BEAT = 1.0
+"""The same while rsync runs, of which its bytes are shown."""
 MODULES = [
     f"lab.deploy.host.{name}" for name in ("wire", "files", "releases", "environments", "session")
 ]
@@ -36,6 +41,18 @@ def hello(layout: Layout) -> Message:
 def stage(tree: Tree, environment: Message, entries: list[Any]) -> Message:
     """Asks to have a version beside the one in use."""
     return {"content": tree.content, "environment": environment, "entries": entries}
+
+
+def _is_alike(new: Source, known: Message) -> bool:
+    """Whether an older version has some of the same blocks: else rsync takes longer than to send.
+
+    Where something was put in at the beginning all others have moved, and it is sent as a whole.
+    """
+    try:
+        mine = samples(new.path, known["size"])
+    except OSError:
+        return False
+    return any(map(operator.eq, mine, known["samples"]))
 
 
 class Visit:
@@ -121,20 +138,28 @@ class Visit:
         Returns:
             How many bytes it has sent. Whether all went well the host sees.
         """
-        sent = 0
-        if Rsync.is_here():
-            self._say(what, 0, 0)
-            files = {name: sources[name].path for name in older["hashes"]}
-            self._rsync = Rsync(files, older["folder"])
-            try:
-                self._rsync.run(
-                    lambda argv: self._start(self.node, argv), lambda: self.send("alive"), BEAT
-                )
-            finally:
-                self._rsync.close()
-            sent = self._rsync.sent
+        files = {
+            name: sources[name].path
+            for name, known in older["older"].items()
+            if _is_alike(sources[name], known)
+        }
+        if files and Rsync.is_here():
+            with contextlib.suppress(OSError, LabError):  # then they are sent as a whole
+                self._rsync = Rsync(files, older["folder"])
+                total = sum(sources[name].size for name in files)
+                self._update(self._rsync, what, total)
         self.send("updated")
-        return sent
+        return 0 if self._rsync is None else self._rsync.sent
+
+    def _update(self, rsync: Rsync, what: str, total: int) -> None:
+        def beat() -> None:
+            self.send("alive")
+            self._say(what, rsync.sent, total)
+
+        try:
+            rsync.run(lambda argv: self._start(self.node, argv), beat, RSYNC_BEAT)
+        finally:
+            rsync.close()
 
     def cut(self) -> None:
         """End the conversation in the middle; whoever waits for an answer is told."""

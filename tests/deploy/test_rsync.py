@@ -1,5 +1,6 @@
 """Large files of which little has changed: rsync brings the difference where both ends have it."""
 
+import hashlib
 import os
 import random
 import shutil
@@ -214,11 +215,100 @@ def test_ctrl_c_does_not_wait_for_rsync(hosts: Hosts) -> None:
     check_nothing_runs()
 
 
-def test_a_deploy_that_was_cut_off_within_rsync_is_repaired_by_the_next(hosts: Hosts) -> None:
+def test_what_a_deploy_that_was_cut_off_had_made_is_not_sent_again(hosts: Hosts) -> None:
     content = change(hosts)
-    older = hosts.there() / "blobs" / "older"
-    older.mkdir()
-    (older / "junk").write_text("junk")
+    for node in hosts.topology.nodes:
+        older = hosts.there(node.name) / "blobs" / "older"
+        older.mkdir()
+        (older / hashlib.sha256(content).hexdigest()).write_bytes(content)
+        (older / ".cut.off").write_bytes(content[:WORTH])
+        (older / "f").symlink_to("/etc/passwd")
+        (older / "folder").mkdir()
+    assert hosts.deploy().sent == 0
+    assert in_use(hosts) == [content] * 2
+    check_nothing_is_left(hosts)
+
+
+@pytest.mark.parametrize("copy", ["a.bin", "z.bin"])
+def test_which_of_two_names_was_there_before_does_not_matter(hosts: Hosts, copy: str) -> None:
+    content = change(hosts)
+    (hosts.project / copy).write_bytes(content)
+    assert hosts.deploy().sent < SIZE / 50
+    assert in_use(hosts, copy) == in_use(hosts) == [content] * 2
+
+
+def test_a_file_that_has_nothing_of_the_older_one_is_sent_whole(hosts: Hosts) -> None:
+    (hosts.project / "model.bin").write_bytes(random.Random(1).randbytes(SIZE))
+    assert hosts.deploy().sent == 2 * SIZE
+    assert ("node0", "updating large files") not in hosts.watched.steps
+
+
+def test_what_is_deployed_shares_nothing_with_other_versions_or_data(hosts: Hosts) -> None:
+    """A run may write into its files. rsync is on the hosts and makes nothing."""
+    dataset = hosts.folder / "dataset"
+    dataset.mkdir()
+    content = change(hosts)
+    (dataset / "x.bin").write_bytes(content)
+    (hosts.project / "data").symlink_to(dataset)
+    hosts.deploy()
+    (hosts.project / "data").unlink()
+    (hosts.project / "data").mkdir()
+    (hosts.project / "data" / "x.bin").write_bytes(content)
+    for node in hosts.topology.nodes:  # a run has changed it, and the user has brought that back
+        path = hosts.there(node.name) / "current" / "code" / "model.bin"
+        path.write_bytes(content[::-1])
+    (hosts.project / "model.bin").write_bytes(content[::-1])
+    hosts.env["PATH"] = path_with(hosts.folder / "bin", "exit 1")
+
+    hosts.deploy()
+
+    for node in hosts.topology.nodes:
+        for name in ("model.bin", "data/x.bin"):
+            path = hosts.there(node.name) / "current" / "code" / name
+            assert path.stat().st_nlink == 1
+    assert (dataset / "x.bin").stat().st_nlink == 1
+    assert in_use(hosts) == [content[::-1]] * 2
+
+
+@pytest.mark.timeout(60)
+def test_an_rsync_that_says_something_first_does_no_harm(hosts: Hosts) -> None:
+    real = shutil.which("rsync")
+    for number in range(3):
+        hosts.env["PATH"] = path_with(
+            hosts.folder / f"bin{number}", f'echo loading rsync; exec {real} "$@"'
+        )
+        content = bytearray(change(hosts))
+        content[number] ^= 1
+        (hosts.project / "model.bin").write_bytes(content)
+        hosts.deploy()
+        assert in_use(hosts) == [bytes(content)] * 2
+    check_nothing_is_left(hosts)
+
+
+def test_a_host_that_starts_nothing_more_gets_the_whole_file(hosts: Hosts) -> None:
+    """Such as one with `MaxSessions 1`."""
+    content = change(hosts)
+    start = hosts.start
+
+    def only_one(node: Node, argv: list[str]) -> LocalChannel:
+        if argv[0] == "rsync":
+            raise LabError(f"{node.name} starts no command")
+        return start(node, argv)
+
+    hosts.start = only_one  # type: ignore[method-assign]
+    assert hosts.deploy().sent == 2 * SIZE
+    assert in_use(hosts) == [content] * 2
+    check_nothing_is_left(hosts)
+
+
+def test_an_rsync_that_is_no_program_does_no_harm(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = change(hosts)
+    path = path_with(hosts.folder / "bin", "exit 1")
+    (hosts.folder / "bin" / "rsync").write_bytes(b"\x7fELF no program")
+    hosts.env["PATH"] = os.environ["PATH"]
+    monkeypatch.setenv("PATH", path)
     hosts.deploy()
     assert in_use(hosts) == [content] * 2
     check_nothing_is_left(hosts)

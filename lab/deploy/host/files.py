@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import stat
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ Entry = dict[str, Any]
 """`path`, and for a file `size`, `hash` and `executable`; for a symbolic link `target`."""
 WORTH = 4 << 20
 """Bytes from which it may take less time to find out what differs in a file than to send it."""
+SAMPLES, BLOCK = 16, 4096
+"""How many blocks of a file are compared first, and their bytes."""
 
 
 def receive_blob(wire: Wire, folder: Path, blob: Entry) -> None:
@@ -40,36 +43,64 @@ def receive_blob(wire: Wire, folder: Path, blob: Entry) -> None:
         partial.unlink(missing_ok=True)
 
 
-def older_versions(missing: Sequence[Entry], before: Path, folder: Path) -> list[str]:
+def older_versions(
+    missing: Sequence[Entry], code: Path, known: set[str], folder: Path
+) -> dict[str, Any]:
     """Put what an earlier version has in the place of large files under the hashes of the new ones.
 
-    As hard links: rsync makes files anew, and never writes into one.
+    As hard links, which `accept` does not take: rsync makes a file anew, and writes into none.
 
     Args:
         missing: files whose content is not here.
-        before: the earlier version.
-        folder: is made anew.
+        code: the earlier version's files.
+        known: the paths of those that were put there.
+        folder: is made.
 
     Returns:
-        The hashes.
+        By hash, how large it is there, and digests of a few of its blocks: see `samples`.
     """
-    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
-    found = {entry["hash"]: before / entry["path"] for entry in missing if entry["size"] >= WORTH}
-    for name, older in found.items():
-        with contextlib.suppress(OSError):  # there is none, or no file system for it
-            if older.lstat().st_size >= WORTH:
+    found: dict[str, Any] = {}
+    real = os.path.realpath(code)
+    for entry in missing:
+        older, name = code / entry["path"], entry["hash"]
+        if entry["size"] < WORTH or name in found or entry["path"] not in known:
+            continue
+        if os.path.realpath(older) != os.path.join(real, entry["path"]):  # noqa: PTH118 - as text
+            continue  # a run has put a link in its way
+        with contextlib.suppress(OSError):  # it has gone, or its file system has no such links
+            size = older.lstat().st_size
+            if size >= WORTH:
+                found[name] = {"size": size, "samples": samples(older, size)}
                 os.link(older, folder / name, follow_symlinks=False)
-    return sorted(path.name for path in folder.iterdir())
+    return found
+
+
+def samples(path: Path, size: int) -> list[str]:
+    """Digests of a few blocks of a file's first `size` bytes, evenly spaced.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        found = []
+        for number in range(SAMPLES):
+            file.seek(size // SAMPLES * number)
+            found.append(hashlib.sha256(file.read(BLOCK)).hexdigest())
+    return found
 
 
 def accept(folder: Path, blobs: Path) -> None:
     """Take those files of `folder`, which goes, to `blobs` that have become what they shall be."""
     for path in folder.iterdir():
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256")
-        if digest.hexdigest() == path.name:
-            path.rename(blobs / path.name)
+        with contextlib.suppress(OSError):  # nobody may read it
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                continue  # nothing that rsync has made
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256")
+            if digest.hexdigest() == path.name:
+                path.rename(blobs / path.name)
     shutil.rmtree(folder)
 
 

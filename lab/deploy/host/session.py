@@ -6,7 +6,8 @@ hello      what this host is and has: answered by `host`; `silence`: seconds wit
 stage      `content`, `environment` (`key`, `wheels`, `own`) and `entries` of a version: answered
            by `want` with the hashes of `packages`, if need be, and of `files`, whose bytes are
            then awaited, and by `staged`; nothing is in use yet. Before the files there may come a
-           `want` of `updates` with a `folder`: older versions are there under these hashes
+           `want` of `updates` with a `folder`, where older versions are under the hashes of
+           `older`: which has the `size` of each and `samples` of it
 updated    they are what they shall be, or are not: what is still missing is among the files
 back       have the version before the one in use staged; answered by `before` with its `content`,
            which is none where there is none
@@ -99,10 +100,12 @@ class Session:
         release = project.begin(message["content"])
         copies = project.contents()
         code = release / "code"
+        older = project.blobs / "older"
+        if older.is_dir():
+            accept(older, project.blobs)  # of a deploy that did not end
         missing = place(entries, code, copies, project.blobs)
-        if missing and shutil.which("rsync") is not None:
-            self._update(missing)
-            missing = place(entries, code, copies, project.blobs)
+        if missing and shutil.which("rsync") is not None and self._update(missing, older):
+            missing = place(missing, code, {}, project.blobs)
         self._receive("files", missing, project.blobs)
         left = place(entries, code, copies, project.blobs)
         assert not left
@@ -117,19 +120,19 @@ class Session:
         else:
             shutil.rmtree(release)
 
-    def _update(self, missing: list[Entry]) -> None:
-        """Have rsync make large files of what an earlier version has in their place."""
+    def _update(self, missing: list[Entry], folder: Path) -> bool:
+        """Have rsync make large files of what an earlier version has in their place, if it has."""
         current = self._project.current
         if current is None:
-            return
-        blobs = self._project.blobs
-        folder = blobs / "older"
-        hashes = older_versions(missing, current / "code", folder)
-        if hashes:
-            self._wire.send("want", what="updates", hashes=hashes, folder=str(folder))
+            return False
+        known = {one["path"] for one in self._project.read(current)["entries"] if "hash" in one}
+        older = older_versions(missing, current / "code", known, folder)
+        if older:
+            self._wire.send("want", what="updates", older=older, folder=str(folder))
             if not self._is_told("updated"):
                 raise EOFError
-        accept(folder, blobs)
+        accept(folder, self._project.blobs)
+        return bool(older)
 
     def _is_decided(self) -> bool:
         """Whether the controller wants what was staged, when it has heard of all other hosts.
