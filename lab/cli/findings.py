@@ -18,9 +18,14 @@ def print_finding(finding: "Finding", file: TextIO) -> None:
 
 def lines_of(finding: "Finding", colour: bool = False) -> list[str]:
     """The lines of a finding: as many as it needs, none of them folded."""
+    from lab.diagnose.words import place_in_words
+
     on, off = (f"\033[{COLOURS[finding.severity]}m", "\033[0m") if colour else ("", "")
     below = [_innocent(one) for one in finding.innocent]
     below += [f"- {sentence}" for sentence in finding.evidence]
+    place = place_in_words(finding.file, finding.line)
+    if place is not None and place not in finding.summary:
+        below.insert(0, f"at {place}" + (f", step {finding.step}" if finding.step else ""))
     if finding.cure:
         below.append(f"cure: {finding.cure}")
     first = f"{on}lab: {finding.kind}:{off} {one_line(finding.summary)}"

@@ -43,7 +43,9 @@ def _explained(error: Any) -> str:
         verb = sys.argv[1] if sys.argv[1].isalpha() else ""
         return f"{text}; {f'lab {verb}'.rstrip()} --help has the options"
     things = "commands" if hasattr(error.ctx.command, "commands") else "options"
-    return f"{text}; {error.ctx.command_path} --help has the {things}"
+    takes_script = option is not None and error.ctx.info_name in ("run", "submit")
+    further = "; those of a script come after it" if takes_script else ""
+    return f"{text}; {error.ctx.command_path} --help has the {things}{further}"
 
 
 def _script_with_a_dash(option: str | None) -> str | None:

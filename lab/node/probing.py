@@ -67,6 +67,7 @@ class _Round:
     visits: Visits | None = None
     master: tuple[str, int] | None = None
     """Where the ranks meet, as the launcher has it and then as they say; None: it is not tried."""
+    launchers: tuple[str, int] | None = None
     is_master_tried: bool = False
     ptrace: str | None = None
 
@@ -90,7 +91,7 @@ class Probing:
                 self._door = Door(self._selector)
         doors = {node: (place[0], place[1]) for node, place in message.get("peers", {}).items()}
         if message.get("master"):
-            one.master = (message["master"][0], message["master"][1])
+            one.launchers = one.master = (message["master"][0], message["master"][1])
         if doors or one.master is not None:
             own = None if self._door is None else self._door.port
             one.visits = Visits(self._selector, doors, partial(self._look_for_end, one), own)
@@ -277,7 +278,9 @@ class Probing:
             question.reader = None
         del one.questions[question.rank]
         if one.master is not None:
-            one.master = _meeting_place(probe or {}) or one.master
+            place = _meeting_place(probe or {})
+            if place not in (None, one.launchers):  # of several that of a rank that looks elsewhere
+                one.master = place
         self._report(
             "state",
             rank=question.rank,

@@ -21,7 +21,7 @@ IDLE = 0.05
 """Less than this part of a processor counts as none: a probe's own use is far less."""
 
 
-_WAITS = re.compile(r"\[[WE]\d{4} \S+ socket\.cpp:\d+\] \[c10d\] .*")
+_WAITS = re.compile(r"(\[rank\d+\]:)?\[[WE]\d{4} \S+ socket\.cpp:\d+\] \[c10d\] .*")
 """torch's word, at ever longer intervals, that it tries once more to reach the master."""
 
 

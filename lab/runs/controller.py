@@ -76,14 +76,19 @@ class RunController:
         self.max_restarts = job.spare_nodes(topology) if max_restarts is None else max_restarts
         self._stdin = stdin
         self._stall = stall or Stall()
-        self.directory = RunDirectory.create(topology, job)
-        self._claim = Claim.of_run(self.directory.path) if topology.on == "docker" else None
         self._listeners = listeners
-        self._files = RunFiles(self.directory)
         self._interrupts = Interrupts()
         self._last_lines = LastLines()
         self._auditing = Auditing(topology, self.event)
         self._began = False  # ranks have been told to start
+        try:
+            with interrupts.deferred():  # a run that has a directory has an end
+                self.directory = RunDirectory.create(topology, job)
+                self._files = RunFiles(self.directory)
+                self._claim = Claim.of_run(self.directory.path) if topology.on == "docker" else None
+        except (KeyboardInterrupt, SystemExit) as end:
+            self._give_up(end)
+            raise
 
     def up(self, progress: Progress, prepare: Callable[[Path], None] | None = None) -> None:
         """Bring the nodes up, if need be; `prepare` gets the run directory before.
@@ -101,14 +106,18 @@ class RunController:
         except LabError as error:
             self._finish(Verdict("not-started", error.exit_code, str(error)))
             raise
-        except (KeyboardInterrupt, SystemExit) as end:  # a signal: see `lab.__main__`
-            code = getattr(end, "code", EXIT_INTERRUPTED)
-            self._finish(Verdict("interrupted", code, "interrupted"))
-            self.transport.release()
+        except (KeyboardInterrupt, SystemExit) as end:
+            self._give_up(end)
             raise
         except BaseException as error:
             self._finish(_fault(error))
             raise
+
+    def _give_up(self, end: KeyboardInterrupt | SystemExit) -> None:
+        """A signal (see `lab.__main__`) has come before there were ranks."""
+        code = getattr(end, "code", EXIT_INTERRUPTED)
+        self._finish(Verdict("interrupted", code, "interrupted"))
+        self.transport.release()
 
     def run(self) -> Verdict:
         """Run the ranks to their end.

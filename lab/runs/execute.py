@@ -42,10 +42,10 @@ def execute(
     """
     _check_limits(grace, timeout, max_restarts)
     transport = transport_for(topology, job.cwd, job.requirements, deploy=deploy)
-    controller = RunController(
-        topology, job, transport, listeners, grace, timeout, max_restarts, stdin, stall
-    )
-    with progress as tell:
+    with progress as tell:  # before there is a run: then nothing lies between it and `up`
+        controller = RunController(
+            topology, job, transport, listeners, grace, timeout, max_restarts, stdin, stall
+        )
         controller.up(tell, prepare)
     return controller.directory, controller.run()
 

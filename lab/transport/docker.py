@@ -139,7 +139,7 @@ class DockerTransport:
             raise LabError(
                 f"the nodes of {lab.id} are not as asked for now, and cannot be "
                 f"replaced while a command runs on {node}: wait for its end, or "
-                "remove them with what runs there: lab down"
+                "remove them with what runs there: lab down with the same -t and --on"
             )
 
     def _busy_node(self, lab: Lab) -> str | None:

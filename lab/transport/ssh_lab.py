@@ -108,7 +108,7 @@ class SshLab:
         self.folder = written_folder(SSH_LAB)
         digest = hashlib.sha256(f"{platform.node()}\0{self.folder}".encode()).hexdigest()
         self.lab_id = f"{SSH_LAB}-{digest[:6]}"
-        self._client: DockerClient = connect("the rehearsal is of containers")
+        self._client: DockerClient = connect(None)
 
     def up(self, progress: Progress) -> None:
         """Bring the machines up, unless they are.

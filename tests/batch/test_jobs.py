@@ -191,22 +191,29 @@ def test_mixed_slots_under_srun(lab: Patient) -> None:
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
 def test_the_first_failure_wins(lab: Patient, launcher: str) -> None:
-    failing = "import os\nif os.environ['RANK'] == '1': raise ValueError('no luck')\n"
+    script = lab.script("""
+import os, pathlib, time
+here = pathlib.Path("here")
+while os.environ["RANK"] == "1":
+    if here.exists(): raise ValueError("no luck")
+    time.sleep(0.05)
+here.touch(); time.sleep(600)
+""")
     done = lab(
         "run",
         "-t",
         lab.topology(launcher=launcher),
         "--nodes",
         "2",
-        lab.script(f"{failing}import time; time.sleep(600)"),
+        script,
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("lab: rank 1 on node1: ValueError: no luck (")
     told = verdict(lab.runs()[-1])
     assert (told["kind"], told["first"]["rank"], told["others"]) == ("exception", 1, [])
-    assert (told["first"]["file"], told["first"]["line"]) == ("script.py", 2)
+    assert (told["first"]["file"], told["first"]["line"]) == ("script.py", 5)
     ranks = json.loads(read(lab.runs()[-1] / "why.json"))["evidence"]["ranks"]
-    assert ranks["0"]["threads"][0]["frames"][0]["line"] == 3, "what the other one did then"
+    assert ranks["0"]["threads"][0]["frames"][0]["line"] == 7, "what the other one did then"
 
 
 ONE_SLEEPS = """

@@ -195,6 +195,7 @@ def test_who_comes_to_the_rendezvous_makes_progress_and_who_stays_there_does_not
             "[E1130 14:24:15.370056887 socket.cpp:1033] [c10d] The client socket has timed out\n",
             False,
         ),
+        ("[rank0]:[E1130 16:02:36.370056887 socket.cpp:1028] [c10d] The client socket\n", False),
         ("[W1130 14:23:15.370056887 socket.cpp:764] [c10d] The client socket\nstep 1\n", True),
         ("[W1130 14:23:15.370056887 ProcessGroupGloo.cpp:1] [c10d] no word of waiting\n", True),
     ],

@@ -177,8 +177,9 @@ def test_what_to_do_on_a_stall_is_one_of_two_things(lab: Lab) -> None:
     assert "--on-stall panic: it is report or stop" in done.stderr
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("how", ["env://", "tcp://"])
-def test_who_looks_for_the_master_elsewhere_than_it_is(lab: Lab, how: str) -> None:
+def test_who_looks_for_the_master_elsewhere_than_it_is(lab: Lab, how: str, nodes: int) -> None:
     """The launcher's own is not what they look for."""
     script = lab.script(f"""
 import os, torch.distributed as dist
@@ -188,7 +189,8 @@ place = f"{{os.environ['MASTER_ADDR']}}:{{port + rank}}"
 method = "env://" if {how == "env://"} else f"tcp://{{place}}"
 dist.init_process_group("gloo", method, rank=rank, world_size=2)
 """)
-    done = lab("run", "-t", "pair", "--on", "local", "--slots", "1", *STOP, script)
+    size = ("--nodes", str(nodes), "--slots", str(2 // nodes))
+    done = lab("run", "-t", "pair", "--on", "local", *size, *STOP, script)
     assert done.returncode == 75, done.stderr
     why = kept(lab, "verdict.json")["why"]
     assert (why["kind"], why["ranks"], why["line"]) == ("rendezvous", [1], 7)

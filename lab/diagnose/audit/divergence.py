@@ -82,6 +82,8 @@ class Divergence:
         """Those that differed at the first."""
         self._unreduced: dict[int, int] = {}
         """Those whose gradients differ: the step at which they did first."""
+        self._seen: Mapping[int, Record] = {}
+        """The records of the last step at which gradients differed."""
         self._other_data = False
         """Whether equal weights had other gradients at the first step, so other data."""
         self._no_sync: Site | None = None
@@ -167,6 +169,8 @@ class Divergence:
 
     def _note_unreduced(self, count: int, gradients: set[int]) -> None:
         fresh = gradients - self._apart - self._said
+        if fresh:
+            self._seen = self._records
         for place in fresh:
             self._unreduced.setdefault(place, count)
         for record in self._records.values():
@@ -274,7 +278,9 @@ class Divergence:
         places = set(places)
         self._said |= places
         step = min((self._unreduced.pop(place, self._last) for place in places), default=1)
-        ranks = self._guilty(places, "gradients")
+        if not self._guilty(places, "gradients"):  # by now all have none
+            self._records = self._seen
+        ranks = self._guilty(places, "gradients") or tuple(sorted(self._records))
         evidence = [_by_rank("norms of the gradients", self._gradient_norms())]
         if places <= self._apart:
             evidence.append("the weights have differed since the first step as well")
@@ -286,8 +292,7 @@ class Divergence:
             Finding(
                 "gradients-not-reduced",
                 "error",
-                f"{ranks_in_words(ranks)} step with gradients of their own, "
-                f"of {self._names(places)}: each trains a model of its own",
+                f"{self._step_alone(ranks, places)}: each trains a model of its own",
                 ranks=ranks,
                 step=step,
                 **_place(self._records[ranks[-1]]),
@@ -296,6 +301,12 @@ class Divergence:
                 "average all gradients over the ranks between backward and step",
             )
         ]
+
+    def _step_alone(self, ranks: tuple[int, ...], places: Collection[int]) -> str:
+        one = len(ranks) == 1
+        step, whose = ("steps", "its") if one else ("step", "their")
+        what = self._names(places)
+        return f"{ranks_in_words(ranks)} {step} with gradients of {whose} own, of {what}"
 
     def _left_out(
         self,
@@ -308,8 +319,7 @@ class Divergence:
         return Finding(
             "no-sync-at-step",
             "error",
-            f"{ranks_in_words(ranks)} step with gradients of their own, of {self._names(places)}: "
-            "no_sync was on in the last backward before the step",
+            f"{self._step_alone(ranks, places)}: no_sync was on in the last backward before it",
             ranks=ranks,
             step=step,
             **_place(site),

@@ -30,14 +30,19 @@ def judge_aborted(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | No
     if sizes is None:
         return None
     rank = evidence.ranks[failure["rank"]]
+    told = f"gloo ended rank {rank.number}: {sizes[1]} bytes came, and it had room for {sizes[2]}"
+    if "all_to_all" in (activity_of(rank).function or ""):
+        return _by_somebody(rank, waits, told)
     differ = first_divergence(evidence)
     if differ is None:
         found = judge_differing(_with_last_call(evidence, rank, came=int(sizes[1])), waits)
+        if found is not None:  # what it called before nobody knows
+            kept = tuple(one for one in found.evidence if not one.startswith("up to #"))
+            found = replace(found, evidence=kept)
     else:
         found = judge_differing(_on_a_side(evidence, rank, differ), waits)
     if found is None:
         found = at(_alone(evidence, rank, waits), activity_of(rank).site)
-    told = f"gloo ended rank {rank.number}: {sizes[1]} bytes came, and it had room for {sizes[2]}"
     return replace(found, evidence=(*found.evidence, told))
 
 
@@ -107,6 +112,21 @@ def _told(
     """The evidence with what the rank would have told, which is in the groups of another one."""
     told = replace(rank, groups=evidence.ranks[model].groups, collectives=collectives)
     return replace(evidence, ranks={**evidence.ranks, rank.number: told})
+
+
+def _by_somebody(rank: Rank, waits: Mapping[int, Wait], told: str) -> Finding:
+    """Of an operation in which each pair of ranks has a size of its own: who sent is not told."""
+    where = does(replace(rank, ended=None), activity_of(rank))
+    finding = Finding(
+        "mismatched-collective",
+        "error",
+        f"rank {rank.number} {where}, and another rank has sent more to it than it expects: which "
+        "one nothing tells",
+        innocent=innocents(waits, ()),
+        evidence=(told,),
+        cure="let the ranks exchange how much each sends to each (input and output splits) first",
+    )
+    return at(finding, activity_of(rank).site)
 
 
 def _alone(evidence: Evidence, rank: Rank, waits: Mapping[int, Wait]) -> Finding:

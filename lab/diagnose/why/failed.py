@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lab.diagnose.finding import Finding
+from lab.diagnose.why.activity import activity_of
 from lab.diagnose.why.evidence import Evidence, Json
 from lab.diagnose.why.unused import UNUSED_CURE
 from lab.diagnose.why.waits import Wait, innocents
@@ -58,15 +59,20 @@ def _failed(
     evidence: Evidence, failure: Json, waits: Mapping[int, Wait], seen: tuple[str, ...]
 ) -> Finding:
     ranks = _alike(evidence, failure)
-    place = place_in_words(failure.get("file"), failure.get("line"))
+    file, line, function = failure.get("file"), failure.get("line"), None
+    site = activity_of(evidence.ranks[failure["rank"]]).site
+    if file is None and site is not None:  # its last breath, before a fatal signal ended it
+        file, line, function = site.file, site.line, site.function
+    place = place_in_words(file, line)
     return Finding(
         "failed",
         "error",
         f"{who(ranks, evidence)} {_what(failure)}{f' ({place})' if place else ''}",
         ranks=ranks,
         nodes=evidence.nodes_of(ranks),
-        file=failure.get("file"),
-        line=failure.get("line"),
+        file=file,
+        line=line,
+        function=function,
         innocent=innocents(waits, ranks),
         evidence=seen,
     )

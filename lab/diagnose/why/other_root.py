@@ -48,13 +48,19 @@ def _finding(
     """The majority of those that wait is right, if there is one."""
     sides = sorted(roots.items(), key=lambda side: -len(side[1]))
     (root, right), (other, wrong) = sides[:2]
-    is_known = len(right) > len(wrong)
+    call = waits[wrong[0]].call
+    assert call is not None
+    told_by = {rank for _, side in sides for rank in side}
+    gone_on = tuple(sorted({*call.group[1]} - told_by))
+    is_known = len(right) > len(wrong) + len(gone_on)
     ranks = tuple(sorted(n for at_root, side in sides if at_root != root for n in side))
     if not is_known:
         ranks = tuple(sorted(n for _, side in sides for n in side))
-    call = waits[wrong[0]].call
-    assert call is not None
     told = [f"{ranks_in_words(side)}: root {at_root}" for at_root, side in sides]
+    if gone_on:
+        told.append(f"{ranks_in_words(gone_on)}: not in it any more, with whatever root")
+    elif not is_known:
+        told.append(NOBODY_KNOWS)
     finding = Finding(
         "mismatched-collective",
         "error",
@@ -64,7 +70,7 @@ def _finding(
         ranks=ranks,
         nodes=evidence.nodes_of(ranks),
         innocent=innocents(waits, ranks),
-        evidence=(*told, *(() if is_known else (NOBODY_KNOWS,))),
+        evidence=tuple(told),
         cure=CURE,
     )
     return at(finding, waits[wrong[0]].site)

@@ -157,20 +157,28 @@ def _wrong_master(evidence: Evidence, joining: Mapping[int, Activity]) -> Findin
     """Nodes from which the master cannot be reached, or which take themselves for it."""
     # What was read from outside knows no arguments: then a rank counts as who it was started as.
     hosts = {
-        evidence.ranks[n].node for n, one in joining.items() if one.arguments.get("rank", n) == 0
+        evidence.ranks[n].node
+        for n, one in joining.items()
+        if one.arguments.get("rank", n) == 0 and _looks_for_master(evidence, n, one)
     }
     one_machine = _host(evidence.master or "") in LOCAL_NAMES  # they share its loopback
     masters = {
         evidence.ranks[n].node: evidence.nodes[evidence.ranks[n].node].master or {}
         for n, one in joining.items()
-        if _looks_for_master(evidence.ranks[n], one)
+        if _looks_for_master(evidence, n, one)
     }
     found = {
         name: how
         for name, master in masters.items()
         if name not in hosts and (how := _trouble(master, one_machine))
     }
-    ranks = tuple(sorted(n for n in joining if evidence.ranks[n].node in found))
+    ranks = tuple(
+        sorted(
+            n
+            for n, one in joining.items()
+            if evidence.ranks[n].node in found and _looks_for_master(evidence, n, one)
+        )
+    )
     first = evidence.ranks[min(ranks or joining)]
     address = _address(evidence, first.node)
     itself = " (itself)" if _host(address) in LOCAL_NAMES and not one_machine else ""
@@ -205,9 +213,13 @@ def _address(evidence: Evidence, node: str) -> str:
     return str(master.get("address") or evidence.master)
 
 
-def _looks_for_master(rank: Rank, one: Activity) -> bool:
-    """Whether it may be that which it waits for; a store of files has none, for one."""
-    return rank.source != "probe" or "hostname" in one.arguments
+def _looks_for_master(evidence: Evidence, number: int, one: Activity) -> bool:
+    """Whether it waits for the one that its node has tried; a store of files has none, for one."""
+    rank = evidence.ranks[number]
+    if rank.source != "probe":
+        return True
+    address = f"{one.arguments.get('hostname')}:{one.arguments.get('port')}"
+    return address == _address(evidence, rank.node)
 
 
 def _nobody_listens(
@@ -216,13 +228,15 @@ def _nobody_listens(
     """Rank 0 does not listen at all where torchrun does; else not yet, which is no news."""
     if any(evidence.ranks[n].env.get(AGENT_STORE) != "True" for n in joining):
         return None
-    ranks = tuple(sorted(joining))
+    ranks = tuple(n for n in sorted(joining) if _looks_for_master(evidence, n, joining[n]))
+    look = f"look{'s' * (len(ranks) == 1)}"
     return at(
         Finding(
             "rendezvous",
             "error",
-            f"{who(ranks, evidence)} look for the master at {address}, where nobody listens: under "
-            f"torchrun rank 0 does not either, for torchrun itself does, at {evidence.master}",
+            f"{who(ranks, evidence)} {look} for the master at {address}, where nobody listens: "
+            "under torchrun rank 0 does not either, for torchrun itself does, "
+            f"at {evidence.master}",
             ranks=ranks,
             nodes=evidence.nodes_of(ranks),
             evidence=_claims(joining),

@@ -181,3 +181,12 @@ def test_a_judge_that_breaks_is_left_out() -> None:
     assert audit.feed(0, {"check": "replica", "step": 1}) == []
     assert any("KeyError" in words for words in audit.broken)
     assert audit.close() == []
+
+
+def test_gradients_that_were_never_reduced_are_told_of_though_all_are_none_at_the_end() -> None:
+    steps: list[tuple[Values, Values]] = [(_same(1, 2), _own(3))]
+    steps += [(_own(20 + 10 * n), _same(0, 0)) for n in range(3)]
+    (finding,) = _judge(steps, exchanged={"small": 1})
+    assert (finding.kind, finding.ranks) == ("gradients-not-reduced", (0, 1, 2))
+    assert "on rank 0" in finding.evidence[0]
+    assert finding.line == 7
