@@ -14,6 +14,9 @@ ENOUGH = 3
 """So many batches that are the same are no chance; fewer, where a run has no more."""
 OVERLAP = 0.5
 """The share of a rank's samples that another one has had, while hardly any came twice."""
+SOME = 0.3
+"""The share that any of the others has had, while fewer came twice than a new epoch explains."""
+CERTAIN = 20
 TWICE = 0.1
 """The share that came before on the same rank. More: an epoch is over, or rows are alike."""
 FEW = 16
@@ -116,12 +119,16 @@ class Batches:
         guilty: set[int] = set()
         for a, b in itertools.combinations(sorted(sizes), 2):
             both = len(self._samples[a] & self._samples[b])
-            if both > OVERLAP * min(sizes[a], sizes[b]):
+            if both > OVERLAP * min(sizes[a], sizes[b]) and not self._are_same(a, b):
                 guilty |= {a, b}
-        if not guilty or any(guilty <= set(ranks) for ranks in self._same):
+        if not guilty and any(map(self._shares, sizes)):
+            guilty = {n for n in sizes if len(self._elsewhere(n)) > TWICE * sizes[n]}
+        if not guilty:
             return []
         self._overlap = True
         one = self._newest[min(guilty)]
+        shared = {rank: len(self._elsewhere(rank)) for rank in sorted(guilty)}
+        told = ", ".join(f"{shared[rank]} of {sizes[rank]} on rank {rank}" for rank in shared)
         return [
             Finding(
                 kind="overlapping-samples",
@@ -132,10 +139,35 @@ class Batches:
                 step=one["step"],
                 **line_of(one),
                 evidence=(
-                    f"by step {one['step']}, more than half of the {min(sizes.values())} samples "
-                    "of a rank had come up on another one as well, and few twice on the same",
+                    f"by step {one['step']}, samples had come up on another rank as well: {told}; "
+                    "few came twice on the same",
                 ),
                 cure="deal the samples out: a DistributedSampler, or the same order on every rank "
                 "of which each takes its own part",
             )
         ]
+
+    def _are_same(self, a: int, b: int) -> bool:
+        """Whether two have the same batches, which is said of them."""
+        return any({a, b} <= set(ranks) for ranks in self._same)
+
+    def _elsewhere(self, rank: int) -> set[int]:
+        """Those of its samples that others have had, but for those that have its batches."""
+        others = (
+            samples
+            for other, samples in self._samples.items()
+            if other != rank and not self._are_same(rank, other)
+        )
+        return self._samples[rank] & set().union(*others)
+
+    def _shares(self, rank: int) -> bool:
+        """Whether others have had many of its samples, which were not dealt out anew.
+
+        In an epoch that is dealt out anew a sample comes back to its own rank as often as to any
+        other, and where samples are drawn with replacement half as often. So many would have come
+        twice on this one; that a tenth of them has is no chance where they are `CERTAIN` ones.
+        """
+        size, shared = len(self._samples[rank]), len(self._elsewhere(rank))
+        twice = self._drawn[rank] - size
+        expected = shared / 2 / max(1, len(self._samples) - 1)
+        return shared > SOME * size and expected >= CERTAIN and 10 * twice <= expected

@@ -83,6 +83,30 @@ def test_samples_that_another_rank_has_in_its_own_order_overlap() -> None:
     assert (finding.kind, finding.ranks) == ("overlapping-samples", (0, 1, 2))
 
 
+def test_parts_that_each_rank_has_drawn_by_itself_overlap() -> None:
+    """A split that is shuffled without a common seed: a third of it is on any other rank."""
+    for world in (2, 3, 4, 8):
+        parts = []
+        for rank in range(world):
+            order = list(range(600 * world))
+            random.Random(rank).shuffle(order)
+            part = order[rank::world]
+            parts.append([part[n : n + 20] for n in range(0, len(part), 20)])
+        (finding,) = trained(*parts)
+        assert (finding.kind, finding.ranks) == ("overlapping-samples", tuple(range(world)))
+        assert " on rank 0" in finding.evidence[0]
+
+
+def test_two_pairs_that_share_their_batches_do_not_overlap_besides() -> None:
+    first = [[10 * step + n for n in range(8)] for step in range(6)]
+    second = [[1000 + 10 * step + n for n in range(8)] for step in range(6)]
+    found = trained(first, second, first, second, close=False)
+    assert [(one.kind, one.ranks) for one in found] == [
+        ("same-batch", (0, 2)),
+        ("same-batch", (1, 3)),
+    ]
+
+
 def test_epochs_dealt_out_anew_and_samples_drawn_with_replacement_are_right() -> None:
     chance = random.Random(0)
     ranks: list[list[list[int]]] = [[], []]
