@@ -811,3 +811,28 @@ def test_nothing_is_known_of_a_peer_that_did_not_say_what_it_has_sent() -> None:
     silent = rank(source="py-spy", stack=frames(20))
     found = diagnose(evidence([silent, handles(lane(0, received=1))]))
     assert found.kind == "unknown"
+
+
+# Threads
+
+
+def test_of_a_rank_whose_main_thread_waits_for_another_that_ones_line_is_told() -> None:
+    joining = rank(
+        STEP[:3],
+        stack=frames(11, ("threading.py", "Thread._wait"), ("threading.py", "Thread.join")),
+    )
+    for frame in joining["threads"][0]["frames"][:2]:
+        frame["file"] = "/usr/lib/python3.11/threading.py"
+    joining["threads"].append({"name": "Thread-1", "main": False, "frames": frames(6)})
+    found = diagnose(evidence([waiting(), joining]))
+    assert named(found) == ("busy-alone", (1,), 6)
+    joining["threads"].append({"name": "Thread-2", "main": False, "frames": frames(7)})
+    assert named(diagnose(evidence([waiting(), joining]))) == ("busy-alone", (1,), 11)
+
+
+def test_the_cure_for_a_rank_that_waits_is_not_that_for_one_that_computes() -> None:
+    blocked = diagnose(evidence([waiting(), late()]))
+    busy = diagnose(evidence([waiting(), late(share=1.0)]))
+    assert (blocked.kind, busy.kind) == ("busy-alone", "busy-alone")
+    assert "see what this line waits for" in (blocked.cure or "")
+    assert "share the work" in (busy.cure or "")

@@ -287,13 +287,16 @@ def _rank(number: int, data: Json) -> Rank:
 
 
 def _stack(threads: list[list[Frame]]) -> tuple[Frame, ...]:
-    """That of the first thread, the main one, unless it only waits for another to communicate."""
+    """That of the first thread, the main one, unless it only waits for another to do the work."""
     if not threads or not threads[0]:
         return ()
     if threads[0][0].file.endswith(THREADING):
         for frames in threads[1:]:
             if any("/torch/distributed/" in frame.file for frame in frames):
                 return tuple(frames)
+        working = [frames for frames in threads[1:] if any(frame.user for frame in frames)]
+        if len(working) == 1 and any(frame.function.endswith("join") for frame in threads[0][:3]):
+            return tuple(working[0])
     return tuple(threads[0])
 
 

@@ -28,6 +28,12 @@ CURES: Mapping[str, str] = {
     "a longer time-out of the process group only hides it",
 }
 
+BLOCKED_CURE = (
+    "see what this line waits for (a lock, a queue, a process, a connection, a pause), and whether "
+    "it ever comes; let the others not wait in a collective meanwhile"
+)
+"""Where a rank computes nothing while the others wait for it."""
+
 MAY_WAIT = (Doing.COMMUNICATION, Doing.BACKWARD, Doing.HANDLE)
 """Where a rank may wait like the others: a stack read from outside does not tell in which call."""
 
@@ -50,6 +56,7 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
         what = "have ended" if all_ended else f"are late: rank {first.number} {what}"
     names = unused_by(first, evidence) if kind == "unused-parameter" else ()
     without = f"; no gradient: {', '.join(names)}" if names else ""
+    is_blocked = kind == "busy-alone" and activity.doing is Doing.ELSE and first.is_idle
     finding = Finding(
         kind,
         "error",
@@ -60,7 +67,7 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
         nodes=evidence.nodes_of(ranks),
         innocent=innocents(waits, ranks),
         evidence=tuple(seen(evidence.ranks[number]) for number in reasons),
-        cure=CURES.get(kind),
+        cure=BLOCKED_CURE if is_blocked else CURES.get(kind),
     )
     # The line that a rank which has ended did not come to is where the others wait for it.
     is_over = first.ended is not None or activity.doing is Doing.ENDING
