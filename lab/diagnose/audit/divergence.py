@@ -286,6 +286,8 @@ class Divergence:
             evidence.append("the weights have differed since the first step as well")
         if self._no_sync is not None:
             return [self._left_out(self._no_sync, ranks, step, places, evidence)]
+        if len(ranks) < len(self._records):
+            return [self._changed(ranks, step, places, evidence)]
         if all(self._layout.managed[place] for place in places):
             evidence.append("the model is wrapped, but what reduces the gradients was not called")
         return [
@@ -301,6 +303,26 @@ class Divergence:
                 "average all gradients over the ranks between backward and step",
             )
         ]
+
+    def _changed(
+        self, ranks: tuple[int, ...], step: int, places: Collection[int], evidence: list[str]
+    ) -> Finding:
+        """Most ranks have equal gradients, which no two have by themselves."""
+        others = tuple(rank for rank in self._records if rank not in ranks)
+        verb = "steps" if len(ranks) == 1 else "step"
+        return Finding(
+            "gradients-not-reduced",
+            "error",
+            f"{ranks_in_words(ranks)} {verb} with other gradients than {ranks_in_words(others)}, "
+            f"whose gradients are equal: {self._names(places)}",
+            ranks=ranks,
+            step=step,
+            **_place(self._records[ranks[-1]]),
+            evidence=tuple(evidence),
+            cure="let these ranks take part in what puts gradients together, and change them on "
+            "all ranks alike afterwards: look for clipping, scaling or conditions that depend on "
+            "the rank between backward and step",
+        )
 
     def _step_alone(self, ranks: tuple[int, ...], places: Collection[int]) -> str:
         one = len(ranks) == 1

@@ -190,3 +190,15 @@ def test_gradients_that_were_never_reduced_are_told_of_though_all_are_none_at_th
     assert (finding.kind, finding.ranks) == ("gradients-not-reduced", (0, 1, 2))
     assert "on rank 0" in finding.evidence[0]
     assert finding.line == 7
+
+
+def test_a_rank_that_changes_its_gradients_after_they_were_reduced_is_told_so() -> None:
+    gradients = {0: (3, 4), 1: (13, 14), 2: (13, 14)}
+    steps: list[tuple[Values, Values]] = [(_same(1, 2), _same(3, 4)), (_same(1, 2), gradients)]
+    steps += [({0: (5, 6), 1: (7, 8), 2: (7, 8)}, gradients)] * 2
+    (finding,) = _judge(steps, exchanged={"after": 1})
+    assert (finding.kind, finding.ranks) == ("gradients-not-reduced", (0,))
+    assert finding.summary.startswith(
+        "rank 0 steps with other gradients than ranks 1, 2, whose gradients are equal"
+    )
+    assert "clipping" in (finding.cure or "")
