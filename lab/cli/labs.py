@@ -58,6 +58,7 @@ def down(
     from lab.topology import SLURM_LAB, SSH_LAB, load_topology
     from lab.transport import transport_for
     from lab.transport.engine import connect
+    from lab.transport.labs import find_labs
 
     if topology == SLURM_LAB:
         from lab.batch.cluster import SlurmLab
@@ -74,11 +75,19 @@ def down(
         print(f"lab: {SSH_LAB} is down: its machines, keys and topology are gone")
         return
     loaded = load_topology(topology, nodes=nodes, on=on)
+    others: list[str] = []
+    was_up = True
     if loaded.on == "docker":
-        connect(None).close()  # else the transport says what would do for new nodes
+        client = connect(None)  # else the transport says what would do for new nodes
+        here = [lab for lab in find_labs(client) if lab.ours and lab.workdir == Path.cwd()]
+        client.close()
+        others = sorted(lab.topology for lab in here if lab.topology != loaded.name)
+        was_up = any(lab.topology == loaded.name for lab in here)
     with progress_line() as progress:
         transport_for(loaded, Path.cwd()).down(progress)
-    print(f"lab: {loaded.name} is down")
+    print(f"lab: {loaded.name} {'is down' if was_up else 'was not up in this folder'}")
+    if others and not was_up:
+        print(f"lab: still up in this folder: {', '.join(others)} (lab down -t, with its file or name)")
 
 
 def exec_(

@@ -232,3 +232,18 @@ time.sleep(600)
         "node0": {"node1": "ok"},
         "node1": {"node0": "ok"},
     }
+
+
+def test_what_was_not_up_is_not_said_to_be_down(docker_lab: Lab) -> None:
+    lab = docker_lab
+    assert lab("up", "-t", "solo", timeout=240).returncode == 0
+    said = lab("down", "-t", "pair")
+    assert (said.returncode, said.stdout.splitlines()) == (
+        0,
+        [
+            "lab: pair was not up in this folder",
+            "lab: still up in this folder: solo (lab down -t, with its file or name)",
+        ],
+    )
+    assert lab("down", "-t", "solo").stdout == "lab: solo is down\n"
+    assert things(lab) == []
