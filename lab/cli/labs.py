@@ -87,7 +87,8 @@ def down(
         transport_for(loaded, Path.cwd()).down(progress)
     print(f"lab: {loaded.name} {'is down' if was_up else 'was not up in this folder'}")
     if others and not was_up:
-        print(f"lab: still up in this folder: {', '.join(others)} (lab down -t, with its file or name)")
+        names = ", ".join(others)
+        print(f"lab: still up in this folder: {names} (lab down -t, with its file or name)")
 
 
 def exec_(

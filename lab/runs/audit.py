@@ -21,6 +21,8 @@ class Auditing:
         self._nodes = {rank.rank: rank.node.name for rank in topology.ranks()}
         self._tell = tell
         self._audit: Audit | None = None
+        self._steps = 0
+        """The last optimizer step that was told of."""
 
     def event(self, message: Message) -> None:
         """Take what concerns the audit of all that happens."""
@@ -28,7 +30,7 @@ class Auditing:
             self._nodes[message["rank"]] = message["node"]
             self._world_size = message.get("world", {}).get("ranks", self._world_size)
         elif message["type"] == "restart":
-            self._audit = None
+            self._audit, self._steps = None, 0
         elif message["type"] == "audit":
             self._feed(message["rank"], message["record"])
 
@@ -38,6 +40,8 @@ class Auditing:
             return
         if self._audit is None:
             self._audit = Audit(self._world_size, self._nodes)
+        if record["check"] == "replica":
+            self._steps = max(self._steps, record["step"])
         self._say(self._audit.feed(rank, record))
 
     def close(self, verdict: Verdict) -> Verdict:
@@ -47,6 +51,10 @@ class Auditing:
         self._say(self._audit.close())
         findings = tuple(self._audit.findings)
         errors = [finding for finding in findings if finding.severity == "error"]
+        if verdict.kind == "ok" and not findings:
+            saw = f"found nothing in {self._steps} step{'s' * (self._steps > 1)}"
+            saw = saw if self._steps else "saw no step of an optimizer"
+            return replace(verdict, summary=f"{verdict.summary}, and the audit {saw}")
         if verdict.kind != "ok" or not errors:
             return replace(verdict, findings=findings)
         count = len(errors)

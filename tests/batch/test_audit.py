@@ -75,3 +75,13 @@ def test_a_failure_stays_the_verdict(tmp_path: Path) -> None:
     heard.close()
     assert (verdict.kind, verdict.exit_code) == ("exit", 3)
     assert [finding.kind for finding in verdict.findings] == ["gradients-reduced-twice"]
+
+
+def test_an_audit_that_finds_nothing_says_how_much_it_saw(tmp_path: Path) -> None:
+    heard, _ = _heard(tmp_path)
+    _begin(heard, 0)
+    record = {"check": "pace", "step": 0}
+    heard.event({"type": "audit", "rank": 0, "node": "node0", "record": record})
+    said = heard.auditing.close(FINE).summary
+    heard.close()
+    assert said == "2 ranks ended well, and the audit saw no step of an optimizer"
