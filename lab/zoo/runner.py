@@ -36,6 +36,8 @@ machine that is short of time its ranks may come to the start one after the othe
 which lab says that it does not know, before that counts as missed."""
 OWN = "own-{}.yaml"
 """The topology that a case has for itself, since others would not do, or suffer."""
+UNDER = "under-{}.yaml"
+"""The topology of Slurm with another launcher."""
 SCRIPT = "train.py"
 """What the copies are called: nothing of a script tells the judges what it is."""
 
@@ -107,6 +109,7 @@ class Zoo:
         file = self._folder / OWN.format(case.name)
         if self.on == "slurm" and case.launcher is not None:
             assert self._topology is not None
+            file = self._folder / UNDER.format(case.launcher)
             known = load_topology(self._topology).model_dump(mode="json", exclude_defaults=True)
             write_atomically(file, yaml.safe_dump(_with_launcher(known, case.launcher)))
         elif self.on == "docker" and (case.shm or cut):
