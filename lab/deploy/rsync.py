@@ -23,8 +23,6 @@ from pathlib import Path
 from lab.channel import Channel
 
 CHUNK = 1 << 16
-
-
 START_PATIENCE = 10.0
 """Seconds for our end to ask for the host's."""
 

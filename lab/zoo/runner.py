@@ -12,14 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lab.channel import Progress
 from lab.children import child
 from lab.errors import LabError
 from lab.runs.files import write_atomically
-from lab.topology import Place, load_topology
-from lab.topology.slurm import Launcher
+from lab.topology import Place, dump_topology, load_topology
 from lab.transport.containers import lab_id
 from lab.zoo import network
 from lab.zoo.case import Case, Cut, Twin
@@ -35,7 +32,7 @@ STALL = {"fault": 4, "healthy": 30}
 machine that is short of time its ranks may come to the start one after the other. So is a fault of
 which lab says that it does not know, before that counts as missed."""
 OWN = "own-{}.yaml"
-"""The topology that a case has for itself, since others would not do, or suffer."""
+"""The topology of containers that a case has for itself, since others would not do, or suffer."""
 UNDER = "under-{}.yaml"
 """The topology of Slurm with another launcher."""
 SCRIPT = "train.py"
@@ -110,8 +107,9 @@ class Zoo:
         if self.on == "slurm" and case.launcher is not None:
             assert self._topology is not None
             file = self._folder / UNDER.format(case.launcher)
-            known = load_topology(self._topology).model_dump(mode="json", exclude_defaults=True)
-            write_atomically(file, yaml.safe_dump(_with_launcher(known, case.launcher)))
+            known = load_topology(self._topology)
+            options = known.slurm.model_copy(update={"launcher": case.launcher})
+            write_atomically(file, dump_topology(known.model_copy(update={"slurm": options})))
         elif self.on == "docker" and (case.shm or cut):
             own = f"docker: {{shm: {case.shm}}}" if case.shm else network.CAPABLE
             text = f"name: {case.name}\non: docker\nnodes: {case.nodes}\n{own}\n"
@@ -214,7 +212,3 @@ class Zoo:
                 process.send_signal(signal.SIGTERM)
         for process in list(self._running):
             process.wait()
-
-
-def _with_launcher(topology: dict[str, Any], launcher: Launcher) -> dict[str, Any]:
-    return {**topology, "slurm": {**topology.get("slurm", {}), "launcher": launcher}}

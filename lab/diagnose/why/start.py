@@ -155,36 +155,27 @@ def _twice(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | Non
 
 def _wrong_master(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | None:
     """Nodes from which the master cannot be reached, or which take themselves for it."""
+    looking = {n: one for n, one in joining.items() if _looks_for_master(evidence, n, one)}
     # What was read from outside knows no arguments: then a rank counts as who it was started as.
     hosts = {
-        evidence.ranks[n].node
-        for n, one in joining.items()
-        if one.arguments.get("rank", n) == 0 and _looks_for_master(evidence, n, one)
+        evidence.ranks[n].node for n, one in looking.items() if one.arguments.get("rank", n) == 0
     }
     one_machine = _host(evidence.master or "") in LOCAL_NAMES  # they share its loopback
-    masters = {
-        evidence.ranks[n].node: evidence.nodes[evidence.ranks[n].node].master or {}
-        for n, one in joining.items()
-        if _looks_for_master(evidence, n, one)
-    }
+    nodes = {evidence.ranks[n].node for n in looking}
+    masters = {name: node.master or {} for name, node in evidence.nodes.items() if name in nodes}
     found = {
         name: how
         for name, master in masters.items()
         if name not in hosts and (how := _trouble(master, one_machine))
     }
-    ranks = tuple(
-        sorted(
-            n
-            for n, one in joining.items()
-            if evidence.ranks[n].node in found and _looks_for_master(evidence, n, one)
-        )
-    )
+    ranks = tuple(sorted(n for n in looking if evidence.ranks[n].node in found))
     first = evidence.ranks[min(ranks or joining)]
     address = _address(evidence, first.node)
     itself = " (itself)" if _host(address) in LOCAL_NAMES and not one_machine else ""
     at_home = [name for name in hosts if masters.get(name, {}).get("reach") == "refused"]
     if at_home and not (ranks and itself):
-        return _nobody_listens(evidence, joining, _address(evidence, at_home[0]))
+        address = _address(evidence, at_home[0])
+        return _nobody_listens(evidence, joining, tuple(sorted(looking)), address)
     if not ranks:
         return None
     return at(
@@ -223,12 +214,11 @@ def _looks_for_master(evidence: Evidence, number: int, one: Activity) -> bool:
 
 
 def _nobody_listens(
-    evidence: Evidence, joining: Mapping[int, Activity], address: str
+    evidence: Evidence, joining: Mapping[int, Activity], ranks: tuple[int, ...], address: str
 ) -> Finding | None:
     """Rank 0 does not listen at all where torchrun does; else not yet, which is no news."""
     if any(evidence.ranks[n].env.get(AGENT_STORE) != "True" for n in joining):
         return None
-    ranks = tuple(n for n in sorted(joining) if _looks_for_master(evidence, n, joining[n]))
     look = f"look{'s' * (len(ranks) == 1)}"
     return at(
         Finding(
