@@ -27,11 +27,6 @@ from tests.deploy.hosts import Hosts
 from tests.deploy.test_tree import HOSTILE
 
 
-@pytest.fixture(scope="module")
-def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("envs")
-
-
 @pytest.fixture
 def hosts(tmp_path: Path, environments: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -27,11 +27,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("envs")
-
-
 @pytest.fixture
 def hosts(tmp_path: Path, environments: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
     """Two, with a large file deployed to them."""
