@@ -1,6 +1,7 @@
 """Fixtures that start real things, and end them whatever happens."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -78,7 +79,7 @@ class Lab:
 
     def runs(self) -> list[Path]:
         """The run directories, oldest first."""
-        return sorted((self.cwd / "runs").glob("*"))
+        return sorted((self.cwd / "runs").glob("*"), key=_when_created)
 
     def end(self) -> None:
         """End whatever still runs: with the controller its agents and ranks end too."""
@@ -89,6 +90,12 @@ class Lab:
                     process.wait(15)
                 process.kill()
             process.communicate()
+
+
+def _when_created(run: Path) -> tuple[str, str]:
+    """Names tell the second only, and a run may follow another within one."""
+    state = run / "state.json"
+    return (json.loads(state.read_text())["created"] if state.exists() else run.name, run.name)
 
 
 @pytest.fixture

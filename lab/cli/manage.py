@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,6 +58,10 @@ def _described(run: "RunDirectory") -> dict[str, Any]:
     }
 
 
+def _to_the_second(created: str | None) -> str:
+    return datetime.fromisoformat(created).isoformat(timespec="seconds") if created else "?"
+
+
 def _shown(run: "RunDirectory", data: dict[str, Any]) -> list[tuple[str, str]]:
     from lab.topology import load_topology
 
@@ -67,7 +72,7 @@ def _shown(run: "RunDirectory", data: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [
         ("run", run.id),
         ("state", state_in_words(data["state"], info)),
-        ("created", str(info.get("created", "?"))),
+        ("created", _to_the_second(info.get("created"))),
         ("topology", f"{topology.name} on {topology.on}: {_size(topology)}"),
         ("file", str(run.path / "topology.yaml")),
         ("job", str(info.get("job", "?"))),

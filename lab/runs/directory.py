@@ -61,7 +61,7 @@ class RunDirectory:
             run._write_state(
                 state="running",
                 controller=this_process(),
-                created=now.isoformat(timespec="seconds"),
+                created=now.isoformat(timespec="microseconds"),  # several begin in one second
                 topology=topology.name,
                 on=topology.on,
                 nodes=topology.nnodes,
