@@ -174,15 +174,18 @@ class Record:
         return all(known.pulses and known.pulses[-1]["seqs"] for known in running)
 
     def hear_out(self, evidence: Mapping[str, Any]) -> None:
-        """Add the last words of ranks that showed no stack at the time.
+        """Add what is heard later of ranks that showed no stack: their last words, and their end.
 
-        Who is raising, or is being aborted, may be heard of only later. What the others did stays
-        as it was then: it was that for which one has failed.
+        Who is raising, is being aborted or is at its end may be heard of only later. What the
+        others did stays as it was then: it was that for which one has failed.
         """
         for rank, told in evidence["ranks"].items():
             known = self.ranks.get(int(rank))
-            if known is not None and known.last_words is not None and not told["threads"]:
+            if known is None or any(one["main"] and one["frames"] for one in told["threads"]):
+                continue
+            if known.last_words is not None:
                 told.update(known.to_json(told["local_rank"]), process=told["process"])
+            told["ended"] = known.ended
 
     def evidence(
         self, because: str, stalled_s: float | None, failure: Mapping[str, Any] | None
