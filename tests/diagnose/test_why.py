@@ -165,6 +165,43 @@ def test_a_call_is_missed_that_came_in_every_round_before() -> None:
     assert found.kind != "skipped-collective"
 
 
+def lines_of(*lines: int) -> list[Json]:
+    """All-reduces of one shape, from these lines."""
+    return [call(n, line=line) for n, line in enumerate(lines, start=1)]
+
+
+def test_a_call_is_missed_though_others_of_its_shape_have_taken_its_place() -> None:
+    usual = rank(lines_of(6, 9, 6, 9, 6, 9, 6, 9), waits=True)
+    skips = rank([*lines_of(6, 9, 6, 9, 6, 6, 6), call(8, op="barrier", line=10)], waits=True)
+    finding = diagnose(evidence([usual, skips]))
+    assert named(finding) == ("skipped-collective", (1,), 6)
+    assert "skipped all_reduce #6" in finding.summary
+    assert finding.evidence[0] == "up to #5 the ranks' collectives of the default group are the same"
+
+    finding = diagnose(evidence([skips, usual, skips]))
+    assert named(finding) == ("extra-collective", (1,), 9)
+
+
+def test_branches_with_the_same_call_are_not_where_the_lists_come_apart() -> None:
+    one = [call(n, line=5 + n % 2) for n in range(1, 7)]
+    other = [call(n, line=7 + n % 2) for n in range(1, 7)]
+    last = call(7, line=20), call(7, op="barrier", line=20)
+    finding = diagnose(evidence([rank([*one, last[0]], waits=True), rank([*other, last[1]])]))
+    assert finding.kind == "mismatched-collective"
+    assert "as collective #7" in finding.summary
+    before = "up to #6 the ranks' collectives of the default group go together, though not all are "
+    assert finding.evidence[0] == f"{before}of the same lines"
+
+
+def test_ranks_that_broadcast_in_turn_are_not_where_the_lists_come_apart() -> None:
+    one = [call(n, op="broadcast", line=5 if n % 2 else 7) for n in range(1, 7)]
+    other = [call(n, op="broadcast", line=7 if n % 2 else 5) for n in range(1, 7)]
+    loads = frames(20, ("torch/utils/data/dataloader.py", "__next__"))
+    waits = rank([*one, call(7, line=30)], waits=True)
+    finding = diagnose(evidence([waits, rank(other, stack=loads)]))
+    assert named(finding) == ("data-loader", (1,), 20)
+
+
 def test_a_first_number_that_is_not_recorded_any_more_is_said() -> None:
     ours = [call(n, "barrier" if n % 2 else "all_reduce", 10 + n % 2) for n in range(400, 410)]
     theirs = [call(n, "all_reduce" if n % 2 else "barrier", 11 - n % 2) for n in range(400, 410)]

@@ -129,9 +129,19 @@ def _seen(evidence: Evidence, found: Divergence) -> tuple[str, ...]:
 def _before(evidence: Evidence, found: Divergence, group: str) -> str:
     if found.seq == 1:
         return f"the ranks differ in the first collective of {group}"
-    recorded = (evidence.ranks[number].called[found.group] for number in found.others)
-    if any(found.seq - 1 in calls for calls in recorded):
-        return f"up to #{found.seq - 1} the ranks' collectives of {group} are the same"
+    recorded = [
+        evidence.ranks[number].called[found.group] for number in (*found.others, *found.ranks)
+    ]
+    if any(found.seq - 1 in calls for calls in recorded[: len(found.others)]):
+        before = f"up to #{found.seq - 1} the ranks' collectives of {group}"
+        places = {
+            n: {place_of(calls[n].site) for calls in recorded if n in calls}
+            for n in recorded[0]
+            if n < found.seq
+        }
+        if any(len(each) > 1 for each in places.values()):
+            return f"{before} go together, though not all are of the same lines"
+        return f"{before} are the same"
     return f"what was before #{found.seq} of {group} is not recorded any more"
 
 

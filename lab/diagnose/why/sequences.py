@@ -15,6 +15,8 @@ LONGEST_SHIFT = 3
 """How many collectives in a row may have been left out, or added, and still be recognised."""
 SAME_SHAPES = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "barrier"})
 """Operations whose tensor has the same shape on all ranks; of others, roots have other tensors."""
+ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+"""Operations that the root often calls from a line of its own, and all ranks in turn."""
 
 Difference = Literal["skipped-collective", "extra-collective", "mismatched-collective"]
 Calls = Mapping[int, Collective]
@@ -79,7 +81,9 @@ def _sides(calls: Mapping[int, Collective]) -> list[list[int]]:
 def _judge(lists: Mapping[int, Calls], sides: Sequence[list[int]], seq: int) -> Divergence | None:
     """What differs at this number; None where it is only the line, and that for no reason."""
     one, other = (lists[side[0]] for side in sides[:2])
-    if _same_tensors(one[seq], other[seq]) and not _come_apart(one, other, seq):
+    if _same_tensors(one[seq], other[seq]) and not (
+        _come_apart(one, other, seq) or _were_shared(lists, one[seq], other[seq])
+    ):
         return None  # before anything that looks at all of the lists: it is so at every number
     right, wrong = _order(lists, sides, seq)
     ours, theirs = lists[right[0]], lists[wrong[0]]
@@ -155,6 +159,9 @@ def _difference(ours: Calls, theirs: Calls, seq: int) -> tuple[Difference | None
     for count in range(1, LONGEST_SHIFT + 1):
         if _is_moved(ours, theirs, seq, count):
             return "extra-collective", count
+    count = _distance(theirs, seq, ours[seq])
+    if count:  # our loop has come round before theirs
+        return "extra-collective", count
     if _same_tensors(ours[seq], theirs[seq]):
         return None, 0
     return _by_novelty(ours, theirs, seq), 1
@@ -165,8 +172,31 @@ def _come_apart(ours: Calls, theirs: Calls, seq: int) -> bool:
 
     Else both are branches of the script with the same call in them: one for rank 0, say.
     """
+    if ours[seq].op in ROOTED:
+        return False
     following = [_same(ours[n], call) for n, call in theirs.items() if n > seq and n in ours]
     return 2 * sum(following) < len(following)
+
+
+def _were_shared(lists: Mapping[int, Calls], one: Collective, other: Collective) -> bool:
+    """Whether all ranks have met at either line before, and do not all meet in what follows.
+
+    Then one of them is at the wrong line, and others' calls have taken the place of what it missed.
+    """
+    first, *rest = lists.values()
+    later = {n for calls in lists.values() for n in calls if n > one.seq}
+    if all(
+        n in first and n in calls and _same_tensors(first[n], calls[n])
+        for n in later
+        for calls in rest
+    ):
+        return False
+    met = {
+        place_of(call.site)
+        for n, call in first.items()
+        if n < one.seq and all(n in calls and _same(calls[n], call) for calls in rest)
+    }
+    return {place_of(one.site), place_of(other.site)} <= met
 
 
 def _is_moved(short: Calls, long: Calls, seq: int, count: int) -> bool:
