@@ -176,7 +176,9 @@ def test_a_call_is_missed_though_others_of_its_shape_have_taken_its_place() -> N
     finding = diagnose(evidence([usual, skips]))
     assert named(finding) == ("skipped-collective", (1,), 6)
     assert "skipped all_reduce #6" in finding.summary
-    assert finding.evidence[0] == "up to #5 the ranks' collectives of the default group are the same"
+    assert (
+        finding.evidence[0] == "up to #5 the ranks' collectives of the default group are the same"
+    )
 
     finding = diagnose(evidence([skips, usual, skips]))
     assert named(finding) == ("extra-collective", (1,), 9)

@@ -57,6 +57,7 @@ class Collective:
 Column = dict[int, tuple[Collective, int]]
 """What each rank has under one number, and at which optimizer step."""
 Group = tuple[str, tuple[int, ...]]
+Line = tuple[str | None, int | None]
 
 
 class Collectives:
@@ -69,7 +70,10 @@ class Collectives:
         self._columns: dict[Group, dict[tuple[str, int], Column]] = {}
         self._judged: set[Group] = set()  # after the first difference all else differs
         self._suspected: dict[Group, Finding] = {}
-        """The first that ranks took part in at different steps: what ends well may do so."""
+        """The first that ranks took part in at different steps, or from lines at which all have
+        met before: what ends well may do so."""
+        self._met: dict[Group, set[Line]] = {}
+        """The lines from which all ranks have called the same collective."""
         self._before: dict[Group, tuple[int, Column]] = {}
         """The newest that all ranks have called, with its number."""
         self._reached: dict[Group, dict[int, int]] = {}  # by rank: the highest number
@@ -134,10 +138,21 @@ class Collectives:
         if turned := self._judge_order(group, number, column):
             self._judged.add(group)
             return [turned]
-        # The same line at another step: a rank has left one out, or has one more; or all is well,
-        # since their steps need not be in step (Join, searches that end early).
-        if len(steps) > 1 and _same_line(column) and group not in self._suspected:
+        # The same line at another step, or lines at which all have met before: a rank has left one
+        # out, or has one more; or all is well, since their steps need not be in step (Join,
+        # searches that end early).
+        if group in self._suspected or any(one.source != "call" for one, _ in column.values()):
+            return []  # the step and the line are those of a call
+        lines: dict[object, list[int]] = {}
+        for rank in sorted(column):
+            lines.setdefault(_line(column[rank][0]), []).append(rank)
+        met = self._met.setdefault(group, set())
+        if len(lines) == 1:
+            met |= {_line(column[rank][0]) for rank in column}
+        if len(lines) == 1 and len(steps) > 1:
             self._suspected[group] = self._say(number, column, steps)
+        elif len(lines) > 1 and met.issuperset(lines):
+            self._suspected[group] = self._say(number, column, lines)
         return []
 
     def _judge_order(self, group: Group, number: int, column: Column) -> Finding | None:
@@ -176,7 +191,7 @@ class Collectives:
         ours, step = column[wrong[0]]
         theirs, _ = column[right[0]]
         name = _named((ours.group, ours.ranks))
-        if ours.what == theirs.what:
+        if ours.what == theirs.what and _line(ours) == _line(theirs):
             summary = (
                 f"{ranks_in_words(others)} and {ranks_in_words(right)} take part in {theirs} "
                 f"#{number} of {name} at different steps, {step} and {column[right[0]][1]}: one of "
@@ -229,16 +244,10 @@ def _named(group: Group) -> str:
     return "the default group" if name == "0" else f"the group of {ranks_in_words(ranks)}"
 
 
-def _line(one: Collective) -> tuple[str | None, int | None]:
+def _line(one: Collective) -> Line:
     return one.file, one.line
 
 
 def _at(one: Collective) -> str:
     place = place_in_words(one.file, one.line)
     return f" at {place}" if place else ""
-
-
-def _same_line(column: Column) -> bool:
-    """Whether all ranks call it from one line of the script."""
-    called = all(one.source == "call" for one, _ in column.values())  # else the step is not known
-    return called and len({_line(one) for one, _ in column.values()}) == 1

@@ -95,6 +95,23 @@ def test_different_steps_are_where_a_later_difference_began() -> None:
     assert "barrier" in finding.evidence[-1]
 
 
+def in_lines(*lines: int) -> dict[str, Any]:
+    """All-reduces of one shape, all in one step."""
+    return record(*((signature(line=line), n, 0) for n, line in enumerate(lines, start=1)))
+
+
+def test_what_was_left_out_is_named_though_calls_of_its_shape_have_taken_its_place() -> None:
+    usual = in_lines(6, 9, 6, 9, 6, 9, 6, 9)
+    (finding,) = found(usual, in_lines(6, 9, 6, 9, 6, 6, 6), usual, close=True)
+    assert (finding.ranks, finding.line) == ((1,), 6)
+    assert "train.py:6 as collective #6" in finding.summary
+    assert "at train.py:9" in finding.summary
+
+
+def test_branches_with_the_same_call_are_the_same() -> None:
+    assert found(in_lines(5, 7, 5, 7, 20), in_lines(6, 8, 6, 8), close=True) == []
+
+
 def test_two_lines_in_another_order_get_each_others_tensors() -> None:
     loss, accuracy = signature(line=10), signature(line=11)
     usual = record((loss, 5, 1), (accuracy, 6, 1), (loss, 7, 2))
