@@ -846,6 +846,33 @@ def test_two_that_wait_for_each_others_messages_are_a_deadlock() -> None:
     assert (found.kind, found.ranks) == ("deadlock", (0, 1))
 
 
+def blocks(function: str, **arguments: int) -> Json:
+    """A rank in a send or recv that returns when it is done."""
+    inner, own = frames(50, (C10D, function))
+    return rank(STEP, stack=[inner | {"arguments": arguments}, own])
+
+
+@pytest.mark.parametrize(
+    ("sends", "receives"),
+    [
+        (blocks("send", dst=1, tag=1), blocks("recv", src=0, tag=2)),
+        (blocks("send", dst=1), blocks("recv", src=0, tag=2)),
+        (handles(lane(1, sent=1, tag=1)), handles(lane(0, received=1, tag=2))),
+        (handles(lane(1, sent=1, tag=1)), blocks("recv", src=0, tag=2)),
+    ],
+)
+def test_a_send_and_a_recv_of_other_tags_do_not_meet(sends: Json, receives: Json) -> None:
+    found = diagnose(evidence([sends, receives]))
+    assert (found.kind, found.ranks) == ("deadlock", (0, 1))
+    assert "recv from rank 0 (tag 2)" in found.summary
+    assert "the same tag" in (found.cure or "")
+
+
+def test_a_send_and_a_recv_of_one_tag_meet() -> None:
+    ranks = [blocks("send", dst=1, tag=3), blocks("recv", src=0, tag=3)]
+    assert diagnose(evidence(ranks)).kind == "unknown"
+
+
 def test_nothing_is_known_of_a_peer_that_did_not_say_what_it_has_sent() -> None:
     silent = rank(source="py-spy", stack=frames(20))
     found = diagnose(evidence([silent, handles(lane(0, received=1))]))

@@ -1,6 +1,6 @@
 """The verdict on ranks that wait for each other in a circle."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import eq
 
 from lab.diagnose.finding import Finding
@@ -22,6 +22,7 @@ BOTH = "give every recv its send, and the other way round, before the collective
 POINT_TO_POINT = (
     "let one side send first, or post the sends before the receives (isend, batch_isend_irecv)"
 )
+OTHER_TAG = "give a send and its recv the same tag: a message waits for the recv of its own"
 Known = tuple[tuple[int, ...], str]
 """Who of a circle is guilty, and what they did, in words."""
 
@@ -47,7 +48,6 @@ def judge_deadlock(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | N
     known = _changed(evidence, order) or _fewer(evidence, waits, order)
     ranks, what = known or (tuple(sorted(order)), "")
     told = ("that call was left out, or comes later than it did",) if known else ()
-    are_calls = {waits[rank].call is not None for rank in order}
     finding = Finding(
         "deadlock",
         "error",
@@ -56,9 +56,18 @@ def judge_deadlock(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | N
         nodes=evidence.nodes_of(ranks),
         innocent=innocents(waits, ranks),
         evidence=(*told, *_counters(evidence, waits, order)),
-        cure=BOTH if len(are_calls) > 1 else COLLECTIVES if are_calls == {True} else POINT_TO_POINT,
+        cure=_cure([waits[rank] for rank in order]),
     )
     return at(finding, waits[ranks[0] if known else order[0]].site)
+
+
+def _cure(circled: Sequence[Wait]) -> str:
+    are_calls = {wait.call is not None for wait in circled}
+    if len(are_calls) > 1:
+        return BOTH
+    if are_calls == {True}:
+        return COLLECTIVES
+    return OTHER_TAG if len({wait.tags for wait in circled}) > 1 else POINT_TO_POINT
 
 
 def _changed(evidence: Evidence, order: tuple[int, ...]) -> Known | None:

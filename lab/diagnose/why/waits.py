@@ -28,6 +28,8 @@ class Wait:
     call: Collective | None = None
     """Where the flight recorder has it: gloo's has no point-to-point operations."""
     group: GroupKey | None = None
+    tags: frozenset[int] = frozenset()
+    """Of messages."""
 
 
 def waits_of(evidence: Evidence) -> dict[int, Wait]:
@@ -157,11 +159,14 @@ def _in_call(evidence: Evidence, rank: Rank, activity: Activity) -> Wait:
     if peer is not None:
         way = "from" if "recv" in function else "to"
         counterpart = "send" if way == "from" else "recv"
-        what = f"{function} {way} rank {peer}"
+        tag = arguments.get("tag") or 0
+        what = f"{function} {way} rank {peer}{_tagged({tag})}"
         there = activity_of(evidence.ranks[peer]) if peer in evidence.ranks else None
         met = there is not None and counterpart in (there.function or "")
         met = met and there is not None and _peer(there, group) == rank.number
-        return Wait(rank.number, what, frozenset() if met else frozenset({peer}), activity.site)
+        met = met and there is not None and (there.arguments.get("tag") or 0) == tag
+        awaited = frozenset() if met else frozenset({peer})
+        return Wait(rank.number, what, awaited, activity.site, tags=frozenset({tag}))
     absent = frozenset(
         member
         for member in members
@@ -177,17 +182,27 @@ def _in_call(evidence: Evidence, rank: Rank, activity: Activity) -> Wait:
 def _in_handle(evidence: Evidence, rank: Rank, activity: Activity) -> Wait:
     """`work.wait()` of no collective: of a message that nobody has sent, or that nobody takes."""
     for way, kind, preposition in ((1, "irecv", "from"), (0, "isend", "to")):
-        missing = frozenset(
-            peer
+        missing = [
+            (peer, tag)
             for (group, peer, tag), counts in rank.messages.items()
             if peer is not None
             and (known := _sent_and_received(evidence, peer, rank.number, group, tag)) is not None
             and counts[way] > known[1 - way]
-        )
+        ]
         if missing:
-            what = f"{kind} {preposition} {ranks_in_words(sorted(missing))}"
-            return Wait(rank.number, what, missing, activity.site)
+            peers, tags = (
+                frozenset(peer for peer, _ in missing),
+                frozenset(tag for _, tag in missing),
+            )
+            what = f"{kind} {preposition} {ranks_in_words(sorted(peers))}{_tagged(tags)}"
+            return Wait(rank.number, what, peers, activity.site, tags=tags)
     return Wait(rank.number, "an operation that it has begun", frozenset(), activity.site)
+
+
+def _tagged(tags: Collection[int]) -> str:
+    """` (tag 1)`; nothing for the usual one."""
+    named = ", ".join(map(str, sorted(tags)))
+    return "" if named == "0" else f" (tag{'s' * (len(tags) > 1)} {named})"
 
 
 def _sent_and_received(
