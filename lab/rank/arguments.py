@@ -7,7 +7,7 @@ from typing import Any
 FOLDER = "/torch/distributed/"
 NAMES = (
     *("src", "dst", "group_src", "group_dst", "async_op", "tag", "rank", "world_size"),
-    *("hostname", "port"),
+    *("hostname", "port", "init_method"),
 )
 """Arguments that are told as they are, where they are scalars."""
 SECONDS = ("timeout", "wait_timeout")

@@ -459,6 +459,30 @@ def test_who_was_read_from_outside_in_a_call_has_joined_before() -> None:
     assert diagnose(evidence([rank(stack=frames(3)), joins(1, 2)])).kind == "rendezvous"
 
 
+def in_files(*files: str) -> list[Json]:
+    """Ranks that look for the others in a file each."""
+    ranks = [joins(number, len(files)) for number in range(len(files))]
+    for one, file in zip(ranks, files, strict=True):
+        frame = one["threads"][0]["frames"][0]
+        frame["arguments"] = {"world_size": len(files), "init_method": f"file://{file}"}
+    return ranks
+
+
+def test_ranks_that_look_for_each_other_in_different_files_are_named() -> None:
+    finding = diagnose(evidence(in_files("/mnt/meet", "/mnt/meet-1", "/mnt/meet")))
+    assert named(finding) == ("rendezvous", (1,), 5)
+    assert "ranks 0, 2 at file:///mnt/meet, rank 1 at file:///mnt/meet-1" in finding.summary
+
+    finding = diagnose(evidence(in_files("/mnt/meet-0", "/mnt/meet-1")))
+    assert named(finding) == ("rendezvous", (0, 1), 5)
+
+
+def test_one_file_may_be_another_on_each_node_or_an_old_one() -> None:
+    finding = diagnose(evidence(in_files("/tmp/meet", "/tmp/meet")))
+    assert finding.kind == "unknown"
+    assert "a disk that all nodes share" in (finding.cure or "")
+
+
 def test_all_that_join_and_nobody_missing_is_unknown() -> None:
     assert diagnose(evidence([joins(0, 2), joins(1, 2)])).kind == "unknown"
 

@@ -13,6 +13,11 @@ from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import who
 from lab.diagnose.words import ranks_in_words
 
+SHARED_FILE = (
+    "give all ranks the same file, on a disk that all nodes share, and one that no earlier run has "
+    "left; or meet at the master instead (env://)"
+)
+
 
 def judge_claims(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     """Name ranks that join under another's number, or a world that is not there."""
@@ -58,7 +63,11 @@ def judge_start(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None
         # Of those that have failed as well nobody may have heard yet.
         if n not in joining and not rank.may_have_joined and (rank.is_in_script or not failed)
     }
-    found = _missing(evidence, absent) or wrong_master(evidence, joining)
+    found = (
+        _missing(evidence, absent)
+        or _other_file(evidence, joining)
+        or wrong_master(evidence, joining)
+    )
     if found is None and failed:
         return None
     if found is None:
@@ -67,6 +76,7 @@ def judge_start(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None
             "error",
             f"{who(joining, evidence)} wait in init_process_group, and nothing tells for whom",
             evidence=claims(joining),
+            cure=SHARED_FILE if _files(joining) else None,
         )
     return replace(found, innocent=innocents(waits, found.ranks))
 
@@ -96,6 +106,38 @@ def _missing(evidence: Evidence, absent: Mapping[int, Rank]) -> Finding | None:
     activities = [activity_of(absent[n]) for n in ranks]
     known = next((one for one in activities if one.site is not None), None)
     return finding if known is None else at(finding, known.site)
+
+
+def _other_file(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | None:
+    """Ranks that wait for each other in different files: the fewest of them are named."""
+    files = _files(joining)
+    count = Counter(files.values()).most_common()
+    if len(count) < 2:
+        return None
+    is_known = count[0][1] > count[1][1]
+    ranks = tuple(sorted(n for n, file in files.items() if not is_known or file != count[0][0]))
+    look = [
+        f"{ranks_in_words(sorted(n for n, one in files.items() if one == file))} at {file}"
+        for file, _ in count
+    ]
+    return at(
+        Finding(
+            "rendezvous",
+            "error",
+            f"ranks look for each other in different files: {', '.join(look)}",
+            ranks=ranks,
+            nodes=evidence.nodes_of(ranks),
+            evidence=claims(joining),
+            cure=SHARED_FILE,
+        ),
+        joining[ranks[0]].site,
+    )
+
+
+def _files(joining: Mapping[int, Activity]) -> dict[int, str]:
+    """Where ranks meet in a file, by rank."""
+    places = {n: str(one.arguments.get("init_method")) for n, one in joining.items()}
+    return {n: place for n, place in places.items() if place.startswith("file://")}
 
 
 def _too_large(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | None:
