@@ -39,7 +39,8 @@ exit       ``rank``, ``code`` (as a shell says it: 128 + n for signal n), ``sign
 state      ``rank``, ``id`` of the question, ``pid``, ``process`` (`lab.node.activity`), ``source``
            (probe, py-spy or null), ``probe``: what it said (`lab.rank.state`) or null, ``error``:
            why there is nothing, or why it had to be read from outside, or null. Unasked, from a
-           rank whose script raised, just after ``exception``: ``probe`` alone
+           rank whose script raised, just after ``exception``, or has come to its end: ``probe``
+           alone
 probed     ``id``: all have answered; ``port``, which other nodes may try; ``peers``: what came of
            trying theirs (ok, refused, timeout or another word), by node; ``master``: ``address``
            (where the ranks say that they meet, else the one asked for), ``resolves`` (what its name

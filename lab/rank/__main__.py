@@ -15,6 +15,7 @@ import os
 import runpy
 import sys
 import threading
+import time
 import traceback
 import types
 import zipimport
@@ -39,14 +40,14 @@ def _find_own_modules() -> None:
 
 
 if TYPE_CHECKING:
-    from lab.rank import messages
+    from lab.rank import groups, messages
     from lab.rank.audit.recorder import Recorder
     from lab.rank.events import Events
     from lab.rank.frames import RANK, is_users, shown
     from lab.rank.probe import Probe
 else:
     _find_own_modules()
-    from _lab_rank import messages
+    from _lab_rank import groups, messages
     from _lab_rank.events import Events
     from _lab_rank.frames import RANK, is_users, shown
     from _lab_rank.probe import Probe
@@ -211,7 +212,19 @@ def _run(arguments: list[str], events: Events | None) -> int:
     return 0
 
 
-def _end_before_torch_does(code: int) -> NoReturn:
+def _tell_collectives(events: Events) -> None:
+    """Say what this rank has called, for the case that others still wait for it.
+
+    Then their lists tell who has left something out, or has called more; without it they tell only
+    that this one has ended.
+    """
+    with contextlib.suppress(Exception):  # the script has ended as it has
+        called = groups.history(START_FOLDER)
+        if called["groups"]:
+            events.send(type="state", probe={"time": time.time(), **called})
+
+
+def _end_before_torch_does(code: int, events: Events | None) -> NoReturn:
     """End as the interpreter does, but for taking its modules apart.
 
     Threads of a process group that is still referenced (torch 2.13: where `torch._dynamo` was first
@@ -221,6 +234,8 @@ def _end_before_torch_does(code: int) -> NoReturn:
     """
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
     atexit._run_exitfuncs()
+    if events is not None and code == 0:
+        _tell_collectives(events)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or replaced
             stream.flush()
@@ -235,13 +250,14 @@ def main() -> None:
         with contextlib.suppress(OSError):  # it cannot listen: stacks come from outside then
             Probe(START_FOLDER)
         messages.watch()
+        groups.watch(START_FOLDER)
     audit = _start_audit(events)
     code = _run(sys.argv[1:], events)
     if audit is not None:
         with contextlib.suppress(Exception):  # the script has ended as it has
             audit.close()
     if "torch.distributed" in sys.modules:
-        _end_before_torch_does(code)
+        _end_before_torch_does(code, events)
     sys.exit(code)
 
 

@@ -7,17 +7,20 @@ Nothing is imported here: where the script has not imported torch.distributed th
 """
 
 import contextlib
+import functools
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from .frames import is_labs, is_users, shown
+from .imports import C10D, after_import, replace
 
 NEWEST = 256
 """How many collectives are told of, of each group: a difference may lie far back."""
 WRAPPERS = ("c10d_logger.py", "_contextlib.py")
 """Files of torch whose frames stand around a function, and say nothing."""
+LEAVE = "destroy_process_group"
 DECORATORS = ("wrapper", "inner_func")
 """What such frames are called elsewhere (torch.distributed.checkpoint)."""
 DTYPES = {
@@ -38,10 +41,31 @@ DTYPES = {
 
 Told = dict[str, Any]
 
+_left: Told = {}
+"""What is told of the groups that the script has destroyed."""
+
+
+def watch(start_folder: str) -> None:
+    """Keep what there is to tell of the groups when the script destroys them all."""
+    after_import(
+        C10D, lambda: replace(LEAVE, _keeping(getattr(sys.modules[C10D], LEAVE), start_folder))
+    )
+
+
+def _keeping(leave: Callable[..., Any], start_folder: str) -> Callable[..., Any]:
+    @functools.wraps(leave)
+    def wrapped(group: Any = None) -> Any:
+        if group is None or group is getattr(_world(), "default_pg", None):
+            with contextlib.suppress(Exception):  # the script leaves, whatever becomes of this
+                _left.update(history(start_folder))
+        return leave(group)
+
+    return wrapped
+
 
 def _world() -> Any:
     """Torch's own record of the process groups; None where there is none."""
-    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    c10d = sys.modules.get(C10D)
     return getattr(c10d, "_world", None)
 
 
@@ -107,13 +131,15 @@ def in_flight() -> int:
 
 
 def history(start_folder: str) -> Told:
-    """The groups that this rank is in, and what was done in them.
+    """The groups that this rank is in, or was in last, and what was done in them.
 
     Returns:
         `groups`: each with its members and how far it has come; `collectives`: the newest of each,
         in the order in which they began.
     """
     members = _members()
+    if not members and _left:
+        return _left
     record = _record(entries=True) if members else {}
     entries = record.get("entries", ())
     # A name may come again when a script has destroyed its groups: the last one counts.

@@ -10,9 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .imports import after_import
+from .imports import C10D, after_import, replace
 
-C10D = "torch.distributed.distributed_c10d"
 PEERS = {"isend": "dst", "irecv": "src"}
 """The operations of which torch.distributed makes all others, and what they call their peer."""
 
@@ -37,12 +36,8 @@ def told() -> list[dict[str, Any]]:
 
 
 def _wrap() -> None:
-    c10d = sys.modules[C10D]
     for name in PEERS:
-        wrapped = _counting(getattr(c10d, name), name)
-        for module in (c10d, sys.modules.get("torch.distributed")):
-            if hasattr(module, name):
-                setattr(module, name, wrapped)
+        replace(name, _counting(getattr(sys.modules[C10D], name), name))
 
 
 def _counting(function: Callable[..., Any], name: str) -> Callable[..., Any]:

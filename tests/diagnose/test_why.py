@@ -184,6 +184,37 @@ def test_a_call_is_missed_though_others_of_its_shape_have_taken_its_place() -> N
     assert named(finding) == ("extra-collective", (1,), 9)
 
 
+def over(*lines: int) -> Json:
+    """A rank that has ended well after these."""
+    end = {"code": 0, "signal": None}
+    return rank(lines_of(*lines), ended=end, process={"state": "gone"})
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_line_that_only_one_rank_has_called_is_one_too_many_when_the_others_are_over(
+    world: int,
+) -> None:
+    validates = rank(lines_of(12, 14, 12, 14, 18, 14, 12, 14, 18), waits=True)
+    others = [over(12, 14, 12, 14, 12, 14, 12, 14) for _ in range(1, world)]
+    finding = diagnose(evidence([validates, *others]))
+    assert named(finding) == ("extra-collective", (0,), 18)
+    assert finding.evidence[1].startswith("an earlier one, #5 at train.py:18")
+
+    # Who has called that line has done it less often.
+    others = [over(12, 14, 18) for _ in range(1, world)]
+    late = diagnose(evidence([validates, *others]))
+    assert (late.kind, late.ranks) == ("ended-early", tuple(range(1, world)))
+
+
+def test_of_two_ranks_a_last_line_may_be_one_too_many_or_left_out() -> None:
+    def ended(waiting: int, over_: int) -> Finding:
+        last = [rank(lines_of(12, 14, 30), waits=True) for _ in range(waiting)]
+        return diagnose(evidence([*last, *(over(12, 14) for _ in range(over_))]))
+
+    assert ended(1, 1).kind == ended(2, 1).kind == "ended-early"
+    assert named(ended(1, 2)) == ("extra-collective", (0,), 30)
+
+
 def test_branches_with_the_same_call_are_not_where_the_lists_come_apart() -> None:
     one = [call(n, line=5 + n % 2) for n in range(1, 7)]
     other = [call(n, line=7 + n % 2) for n in range(1, 7)]

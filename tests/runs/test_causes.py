@@ -83,6 +83,32 @@ def test_who_left_early_is_named(lab: Lab) -> None:
     assert done.stderr.splitlines()[-1] == f"lab: {told['hint']}"
 
 
+@pytest.mark.parametrize("end", ["pass", "dist.destroy_process_group()"])
+def test_an_evaluation_by_rank_0_alone_is_one_call_too_many_though_all_others_are_over(
+    lab: Lab, end: str
+) -> None:
+    script = lab.script(f"""
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
+for epoch in range(2):
+    for step in range(3):
+        model(torch.randn(8, 4)).sum().backward()
+    if dist.get_rank() == 0:
+        with torch.no_grad():
+            model(torch.randn(8, 4))  # line 14
+{end}
+""")
+    lab("run", "-t", "pair", "--on", "local", script)
+    why = verdict(lab)["why"]
+    assert (why["kind"], why["ranks"], why["line"]) == ("extra-collective", [0], 14)
+    assert "went with broadcast [16] float32 in forward() at script.py:11" in why["evidence"][1]
+
+
 def test_a_cause_that_is_too_slow_to_be_told_is_not_made_up(lab: Lab) -> None:
     never = LATE.replace("2.5", "1000")
     script = lab.script(PAIR.format(on_rank_0="    step()", on_rank_1=never))

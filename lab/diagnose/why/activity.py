@@ -51,6 +51,8 @@ _DATA = ("/torch/utils/data/", "/torchdata/", "/datasets/iterable_dataset.py")
 _IMPORT = ("_find_and_load", "_handle_fromlist", "<module>")
 """What an import calls, as Python's own stacks have it; py-spy's begin with the module's body."""
 _CHECKPOINT = ("/torch/serialization.py", "/torch/distributed/checkpoint/", "/safetensors/")
+_SYNC = "_distributed_broadcast_coalesced"
+"""In it DDP's forward waits for the buffers of rank 0; its file is not among the others."""
 _WRAPPERS = ("wrapper", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn", "inner")
 """Functions that only call what they wrap."""
 
@@ -77,6 +79,8 @@ def activity_of(rank: Rank) -> Activity:
     if communication:
         outermost = communication[-1]
         return Activity(Doing.COMMUNICATION, name_of(outermost), site, outermost.arguments or {})
+    if library and name_of(library[0]) == _SYNC:
+        return Activity(Doing.COMMUNICATION, function, site)
     if any(_has(frame, _CHECKPOINT) for frame in library):
         reads = "load" in (function or "")
         return Activity(Doing.LOADING if reads else Doing.SAVING, function, site)

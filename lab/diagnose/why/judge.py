@@ -6,6 +6,7 @@ from typing import Any
 from lab.diagnose.finding import Finding
 from lab.diagnose.why.aborted import judge_aborted
 from lab.diagnose.why.absent import judge_absent
+from lab.diagnose.why.beyond import judge_beyond
 from lab.diagnose.why.deadlock import judge_deadlock
 from lab.diagnose.why.differing import judge_differing
 from lab.diagnose.why.evidence import Evidence
@@ -31,6 +32,7 @@ QUESTIONS: tuple[Question, ...] = (
     judge_imports,  # are ranks still on their way?
     judge_start,  # have all ranks joined?
     judge_patience,  # do steps take that long?
+    judge_beyond,  # are some over, and others call what those never have?
     judge_late,  # for whom does everybody wait, and what does that rank do?
     judge_deadlock,  # do they wait in a circle?
     judge_lingering,  # is it only that some do not end?

@@ -20,6 +20,7 @@ ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 
 Difference = Literal["skipped-collective", "extra-collective", "mismatched-collective"]
 Calls = Mapping[int, Collective]
+Place = tuple[str, int | None]
 T = TypeVar("T")
 
 
@@ -232,7 +233,7 @@ def _by_novelty(ours: Calls, theirs: Calls, seq: int) -> Difference:
     return "mismatched-collective"
 
 
-def place_of(site: Frame | None) -> tuple[str, int | None] | None:
+def place_of(site: Frame | None) -> Place | None:
     """File and line alone: a function may be called by several names."""
     return None if site is None else (site.file, site.line)
 
