@@ -26,6 +26,7 @@ WhyKind = Literal[
     "unknown",  # what was seen does not tell
 ]
 AuditKind = Literal[
+    "separate-worlds",  # the ranks have not met each other
     # Replicas that are none.
     "weights-differ-at-start",
     "parameters-differ",

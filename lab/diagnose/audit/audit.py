@@ -17,6 +17,7 @@ from lab.diagnose.audit.pace import Pace
 from lab.diagnose.audit.records import Record
 from lab.diagnose.audit.replicas import Replicas
 from lab.diagnose.audit.reports import Reports
+from lab.diagnose.audit.worlds import Worlds
 from lab.diagnose.finding import Finding
 
 
@@ -36,7 +37,7 @@ class Judge(Protocol):
 JUDGES: tuple[Callable[[int], Judge], ...] = (
     *(Replicas, NotFinite, ReducedTwice, LocalNorm, NoGradient, Buffers),
     *(Collectives, Batches, Loaders, Files, Noise, Splits, SharedGpu, DataParallel),
-    *(Reports, Pace),
+    *(Reports, Pace, Worlds),
 )
 """Each is made with the world size."""
 

@@ -21,7 +21,7 @@ from ..events import Events
 from ..imports import after_import
 from .recorder import Recorder
 
-CHECKS = ("replicas", "collectives", "data", "files", "devices")
+CHECKS = ("worlds", "replicas", "collectives", "data", "files", "devices")
 """Modules of this package, each a check or a family of them."""
 
 
