@@ -68,6 +68,9 @@ NO_GPU_SIGNS = (
 """What torch says where a script wants a GPU and there is none."""
 
 
+TOO_SMALL = re.compile(r"rank < size\. (\d+) vs (\d+)")
+"""What gloo says to a rank that joins a world in which it has no place."""
+
 CUDA_BUILD_SIGNS = (
     "libcudart.so",
     "libtorch_cuda.so",
@@ -94,6 +97,13 @@ def hint_for(failure: Failure, job: Job) -> str | None:
         return _missing_target(job.command[1], job.start_folder)
     if missing:
         return _missing_module(missing[1], job)
+    too_small = TOO_SMALL.search(failure.message)
+    if too_small:
+        return (
+            f"rank {too_small[1]} has joined a world of {too_small[2]}, which has no place for it: "
+            "leave rank and world_size out of init_process_group, or take them from RANK and "
+            "WORLD_SIZE, which the launcher has set"
+        )
     if any(sign in failure.message for sign in CUDA_BUILD_SIGNS):
         return (
             "a package is there in its build for CUDA, and the nodes' torch is the CPU build: put "

@@ -109,6 +109,18 @@ for epoch in range(2):
     assert "went with broadcast [16] float32 in forward() at script.py:11" in why["evidence"][1]
 
 
+def test_a_world_without_a_place_for_a_rank_is_told_in_words(lab: Lab) -> None:
+    script = lab.script("""
+import os, time
+import torch.distributed as dist
+dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=1)
+time.sleep(100)
+""")
+    done = lab("run", "-t", "pair", "--on", "local", script)
+    assert (done.returncode, verdict(lab)["first"]["rank"]) == (1, 1)
+    assert "rank 1 has joined a world of 1, which has no place for it" in done.stderr
+
+
 def test_a_cause_that_is_too_slow_to_be_told_is_not_made_up(lab: Lab) -> None:
     never = LATE.replace("2.5", "1000")
     script = lab.script(PAIR.format(on_rank_0="    step()", on_rank_1=never))
