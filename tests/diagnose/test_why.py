@@ -490,6 +490,13 @@ def test_who_was_read_from_outside_in_a_call_has_joined_before() -> None:
     assert diagnose(evidence([rank(stack=frames(3)), joins(1, 2)])).kind == "rendezvous"
 
 
+def test_a_world_that_has_no_place_for_a_rank_is_named() -> None:
+    alone = rank(ended={"code": 0, "signal": None})
+    finding = diagnose(evidence([alone, joins(1, 1), joins(2, 1)]))
+    assert named(finding) == ("rendezvous", (1, 2), 5)
+    assert "a world of 1, which has no rank 1; 3 ranks were started" in finding.summary
+
+
 def in_files(*files: str) -> list[Json]:
     """Ranks that look for the others in a file each."""
     ranks = [joins(number, len(files)) for number in range(len(files))]

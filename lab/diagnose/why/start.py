@@ -13,6 +13,7 @@ from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import who
 from lab.diagnose.words import ranks_in_words
 
+WORLD_SIZE = "take the world size from the environment (WORLD_SIZE), which the launcher sets"
 SHARED_FILE = (
     "give all ranks the same file, on a disk that all nodes share, and one that no earlier run has "
     "left; or meet at the master instead (env://)"
@@ -22,7 +23,9 @@ SHARED_FILE = (
 def judge_claims(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     """Name ranks that join under another's number, or a world that is not there."""
     joining = _joining(evidence)
-    found = _too_large(evidence, joining) or _twice(evidence, joining)
+    found = (
+        _too_large(evidence, joining) or _too_small(evidence, joining) or _twice(evidence, joining)
+    )
     return None if found is None else replace(found, innocent=innocents(waits, found.ranks))
 
 
@@ -157,9 +160,36 @@ def _too_large(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding |
             ranks=() if all_ask else asking,
             nodes=evidence.nodes_of(asking),
             evidence=claims(joining),
-            cure="take the world size from the environment (WORLD_SIZE), which the launcher sets",
+            cure=WORLD_SIZE,
         ),
         joining[asking[0]].site,
+    )
+
+
+def _too_small(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | None:
+    """Ranks that join a world which has no place for them."""
+    claims_of = {n: (one.arguments.get("rank"), size_of(one)) for n, one in joining.items()}
+    beyond = {
+        n: (claim, size)
+        for n, (claim, size) in claims_of.items()
+        if isinstance(claim, int) and isinstance(size, int) and claim >= size > 0
+    }
+    if not beyond:
+        return None
+    ranks = tuple(sorted(beyond))
+    claim, size = beyond[ranks[0]]
+    return at(
+        Finding(
+            "rendezvous",
+            "error",
+            f"{who(ranks, evidence)} join{'s' * (len(ranks) == 1)} a world of {size}, which has no "
+            f"rank {claim}; {evidence.world_size} ranks were started",
+            ranks=ranks,
+            nodes=evidence.nodes_of(ranks),
+            evidence=claims(joining),
+            cure=WORLD_SIZE,
+        ),
+        joining[ranks[0]].site,
     )
 
 
