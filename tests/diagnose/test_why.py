@@ -226,6 +226,16 @@ def test_branches_with_the_same_call_are_not_where_the_lists_come_apart() -> Non
     assert finding.evidence[0] == f"{before}of the same lines"
 
 
+def test_a_third_side_is_seen_behind_two_branches_of_one_call() -> None:
+    def loop(line: int, *last: Json) -> Json:
+        before = [call(n, op="reduce", line=line) for n in range(1, 6)]
+        return rank([*before, *(last or (call(6, op="reduce", line=line),))], waits=True)
+
+    skips = loop(15, call(6, op="barrier", line=16))
+    finding = diagnose(evidence([loop(13), loop(15), loop(15), skips]))
+    assert named(finding) == ("extra-collective", (3,), 16)
+
+
 def test_ranks_that_broadcast_in_turn_are_not_where_the_lists_come_apart() -> None:
     one = [call(n, op="broadcast", line=5 if n % 2 else 7) for n in range(1, 7)]
     other = [call(n, op="broadcast", line=7 if n % 2 else 5) for n in range(1, 7)]

@@ -58,6 +58,7 @@ def _in_group(evidence: Evidence, group: GroupKey) -> Divergence | None:
     }
     for seq in sorted({seq for calls in lists.values() for seq in calls}):
         sides = _sides({rank: calls[seq] for rank, calls in lists.items() if seq in calls})
+        sides = _without_branches(lists, sides, seq)
         if len(sides) < 2:
             continue
         found = _judge(lists, sides, seq)
@@ -79,13 +80,24 @@ def _sides(calls: Mapping[int, Collective]) -> list[list[int]]:
     return sorted(sides, key=lambda side: (-len(side), side))
 
 
+def _without_branches(
+    lists: Mapping[int, Calls], sides: Sequence[list[int]], seq: int
+) -> list[list[int]]:
+    """The same with those joined to the first that only take another line to the same call."""
+    first, others = sides[0], []
+    for side in sides[1:]:
+        one, other = lists[first[0]], lists[side[0]]
+        if _same_tensors(one[seq], other[seq]) and not (
+            _come_apart(one, other, seq) or _were_shared(lists, one[seq], other[seq])
+        ):
+            first = [*first, *side]
+        else:
+            others.append(side)
+    return [first, *others]
+
+
 def _judge(lists: Mapping[int, Calls], sides: Sequence[list[int]], seq: int) -> Divergence | None:
-    """What differs at this number; None where it is only the line, and that for no reason."""
-    one, other = (lists[side[0]] for side in sides[:2])
-    if _same_tensors(one[seq], other[seq]) and not (
-        _come_apart(one, other, seq) or _were_shared(lists, one[seq], other[seq])
-    ):
-        return None  # before anything that looks at all of the lists: it is so at every number
+    """What differs at this number; None where it is only the line, and nothing tells why."""
     right, wrong = _order(lists, sides, seq)
     ours, theirs = lists[right[0]], lists[wrong[0]]
     kind, count = _difference(ours, theirs, seq)
