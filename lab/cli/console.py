@@ -214,6 +214,10 @@ def print_verdict(verdict: "Verdict") -> None:
     """The end of a run on stderr: what failed and how, the guilty rank's last words last."""
     error = sys.stderr
     if verdict.kind == "ok":
+        if verdict.why is not None:
+            from lab.cli.findings import print_finding
+
+            print_finding(verdict.why, error)
         say(f"lab: {verdict.summary}")
         return
     first = verdict.first

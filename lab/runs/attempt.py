@@ -346,7 +346,7 @@ class Attempt:
             victims=victims,
             others=others,
             ended=tuple(sorted(self._ended - failed)) if kind != "interrupted" else (),
-            why=None if kind == "ok" else self._inquiry.conclude(first),
+            why=self._inquiry.review() if kind == "ok" else self._inquiry.conclude(first),
             hint=None if first is None else hint_for_victim(first, self._ended_well, self._ended),
             silent=self._silent,
             seconds=round(time.monotonic() - self._started_at, 3),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lab.diagnose.finding import Finding
-from lab.diagnose.why import diagnose
+from lab.diagnose.why import diagnose, review
 from lab.node.protocol import Message
 from lab.node.stall import PULSES
 
@@ -216,4 +216,17 @@ def judged(evidence: dict[str, Any]) -> tuple[Finding, dict[str, Any]]:
     except Exception as error:  # noqa: BLE001 - a fault of the judge must not end the run
         what = f"the evidence could not be judged: {type(error).__name__}: {error}"
         finding = Finding("unknown", "error", what)
-    return finding, {"schema": SCHEMA, "finding": finding.to_json(), "evidence": evidence}
+    return finding, _answer(finding, evidence)
+
+
+def reviewed(evidence: dict[str, Any]) -> tuple[Finding, dict[str, Any]] | None:
+    """The same of a run that has ended well, where something shows."""
+    try:
+        finding = review(evidence)
+    except Exception:  # noqa: BLE001 - as above: it has ended well
+        return None
+    return None if finding is None else (finding, _answer(finding, evidence))
+
+
+def _answer(finding: Finding, evidence: dict[str, Any]) -> dict[str, Any]:
+    return {"schema": SCHEMA, "finding": finding.to_json(), "evidence": evidence}

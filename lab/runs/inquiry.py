@@ -13,7 +13,7 @@ from typing import Any
 from lab.diagnose.finding import Finding
 from lab.node.protocol import Message
 from lab.node.stall import StallWatch, is_progress
-from lab.runs.evidence import Record, judged
+from lab.runs.evidence import Record, judged, reviewed
 from lab.runs.last_lines import LastLines
 from lab.runs.listener import Listener
 from lab.runs.nodes import AgentLink
@@ -173,6 +173,12 @@ class AttemptInquiry:
             self.finding = self._judge(self._evidence)
         return self.finding
 
+    def review(self) -> Finding | None:
+        """What is to be said in the verdict of a run that has ended well: nothing, as a rule."""
+        evidence = self._record.evidence("end", None, None)
+        finding = reviewed(evidence)
+        return None if finding is None else self._publish("end", None, *finding)
+
     def _end_round(self) -> None:
         over = self._rounds.end()
         if over.because is None:
@@ -225,11 +231,15 @@ class AttemptInquiry:
 
     def _judge(self, evidence: dict[str, Any]) -> Finding:
         """Say and write down what the evidence shows."""
-        finding, answer = judged(evidence)
+        return self._publish(evidence["because"], evidence["stalled_s"], *judged(evidence))
+
+    def _publish(
+        self, because: Because, stalled_s: float | None, finding: Finding, answer: dict[str, Any]
+    ) -> Finding:
         self._desk.publish(answer)
         for number in self._questions:
             self._desk.answer(number, answer)
         self._questions.clear()
-        why = {name: evidence[name] for name in ("because", "stalled_s")}
-        self._listener.event({"type": "why", **why, "finding": finding.to_json()})
+        told = {"because": because, "stalled_s": stalled_s, "finding": finding.to_json()}
+        self._listener.event({"type": "why", **told})
         return finding

@@ -18,7 +18,7 @@ STATE_PATIENCE = 4.0
 """Seconds for a node to tell all that there is to tell: who is silent for longer counts as silent,
 unless it has answered the time before."""
 
-Because = Literal["asked", "stall", "failure"]
+Because = Literal["asked", "stall", "failure", "end"]
 
 
 @dataclass

@@ -109,6 +109,32 @@ for epoch in range(2):
     assert "went with broadcast [16] float32 in forward() at script.py:11" in why["evidence"][1]
 
 
+def test_a_call_too_many_is_told_though_all_ranks_end_well(lab: Lab) -> None:
+    script = lab.script("""
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for step in range(4):
+    dist.all_reduce(torch.ones(2))
+if dist.get_rank() == 0:
+    dist.all_reduce(torch.ones(2), async_op=True)  # nobody waits for it
+""")
+    done = lab("run", "-t", "pair", "--on", "local", script)
+    told = verdict(lab)
+    assert (done.returncode, told["kind"]) == (0, "ok")
+    why = told["why"]
+    assert (why["kind"], why["ranks"], why["severity"]) == (
+        "mismatched-collective",
+        [0, 1],
+        "warning",
+    )
+    assert "5 on rank 0, 4 on rank 1" in why["evidence"][-1]
+    assert "lab: mismatched-collective: rank 1 called 4 collectives" in done.stderr
+    assert "2 ranks ended well" in done.stderr.splitlines()[-1]
+    assert lab("why").stdout.startswith("lab: mismatched-collective")
+
+
 def test_a_world_without_a_place_for_a_rank_is_told_in_words(lab: Lab) -> None:
     script = lab.script("""
 import os, time

@@ -1,5 +1,5 @@
-"""Why a run hangs or has died: `diagnose` names the rank from the evidence that was gathered."""
+"""Why a run hangs or has died: which rank did it, and where, from what was gathered."""
 
-from lab.diagnose.why.judge import diagnose
+from lab.diagnose.why.judge import diagnose, review
 
-__all__ = ["diagnose"]
+__all__ = ["diagnose", "review"]

@@ -14,6 +14,7 @@ from lab.diagnose.why.failed import judge_failed, judge_rest
 from lab.diagnose.why.late import judge_late
 from lab.diagnose.why.lingering import judge_lingering
 from lab.diagnose.why.other_root import judge_other_root
+from lab.diagnose.why.overlooked import judge_end
 from lab.diagnose.why.progress import judge_patience, judge_progress
 from lab.diagnose.why.start import judge_claims, judge_imports, judge_start
 from lab.diagnose.why.unknown import unknown
@@ -54,3 +55,12 @@ def diagnose(evidence: Mapping[str, Any]) -> Finding:
         if finding is not None:
             return finding
     return unknown(seen, waits)
+
+
+def review(evidence: Mapping[str, Any]) -> Finding | None:
+    """Say what has been wrong with a run that has ended well; None where nothing shows.
+
+    Args:
+        evidence: as of `diagnose`, with what the ranks said last.
+    """
+    return judge_end(Evidence.from_json(evidence))
