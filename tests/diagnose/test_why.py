@@ -463,6 +463,15 @@ def test_an_own_failure_is_not_blamed_on_who_is_slow() -> None:
     assert named(found) == ("failed", (1,), 3)
 
 
+def test_what_a_loaders_worker_has_raised_is_said_to_be_its() -> None:
+    own = failure(1, "sample 7 is no number", file="data.py", line=3)
+    told = {"kind": "ValueError", "file": "data.py", "line": 3, "message": "sample 7 is no number"}
+    caught = told | {"chain": [], "caught": "DataLoader worker process 0"}
+    found = diagnose(evidence([rank(), rank(exception=caught)], because="failure", failure=own))
+    assert named(found) == ("failed", (1,), 3)
+    assert found.evidence == ("it was raised in DataLoader worker process 0 of rank 1",)
+
+
 def test_a_timeout_is_blamed_on_the_rank_that_was_awaited() -> None:
     message = "[gloo] Timed out waiting 1800000ms for recv operation to complete"
     victim = rank(
