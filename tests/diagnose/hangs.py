@@ -139,6 +139,47 @@ for step in range(6):
     dist.all_reduce(torch.ones(8 if rank == 2 and step == 3 else 2))
 """
     ),
+    # Ranks that handle an exception.
+    "cleans-up-with-a-barrier": Hang(
+        START
+        + """\
+try:
+    for step in range(6):
+        if rank == 1 and step == 3:
+            raise ValueError("sample 7 is no number")
+        dist.all_reduce(x)
+finally:
+    dist.barrier()
+"""
+    ),
+    "logs-together": Hang(
+        START
+        + """\
+def train():
+    for step in range(6):
+        dist.all_reduce(x)
+        if rank == 1 and step == 3:
+            int("no number")
+try:
+    train()
+except ValueError as error:
+    errors = [None] * world
+    dist.all_gather_object(errors, str(error))
+""",
+        nodes=2,
+    ),
+    "handles-it-at-length": Hang(
+        START
+        + """\
+for step in range(6):
+    try:
+        dist.all_reduce(x)
+        if rank == 1 and step == 3:
+            open("cache.bin")
+    except FileNotFoundError:
+        time.sleep(1000)
+"""
+    ),
     # Ranks that are late.
     "sleeps": Hang(
         START

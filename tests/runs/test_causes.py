@@ -120,10 +120,14 @@ def test_who_left_early_is_named(lab: Lab) -> None:
 def test_a_cause_that_is_too_slow_to_be_told_is_not_made_up(lab: Lab) -> None:
     never = LATE.replace("2.5", "1000")
     script = lab.script(PAIR.format(on_rank_0="    step()", on_rank_1=never))
-    lab("run", "-t", "pair", "--on", "local", script)
+    done = lab("run", "-t", "pair", "--on", "local", script)
     told = verdict(lab)
     assert (told["first"]["rank"], told["ended"]) == (0, [1])
     assert "rank 1 may have been about to" in told["hint"]
+    # What it handles meanwhile is known all the same.
+    assert (told["why"]["kind"], told["why"]["ranks"]) == ("failed", [1])
+    assert (told["why"]["file"], told["why"]["line"]) == ("script.py", 20)
+    assert "lab: failed: rank 1 (node1, local 0) raised ValueError: real cause" in done.stderr
 
 
 def test_the_chain_is_in_the_verdict(lab: Lab) -> None:

@@ -10,6 +10,7 @@ from lab.diagnose.why.deadlock import judge_deadlock
 from lab.diagnose.why.differing import judge_differing
 from lab.diagnose.why.evidence import Evidence
 from lab.diagnose.why.failed import judge_failed, judge_rest
+from lab.diagnose.why.handling import with_handled
 from lab.diagnose.why.late import judge_late
 from lab.diagnose.why.lingering import judge_lingering
 from lab.diagnose.why.other_root import judge_other_root
@@ -50,5 +51,5 @@ def diagnose(evidence: Mapping[str, Any]) -> Finding:
     for question in QUESTIONS:
         finding = question(seen, waits)
         if finding is not None:
-            return finding
+            return with_handled(finding, seen, waits)
     return unknown(seen, waits)
