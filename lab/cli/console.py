@@ -23,6 +23,8 @@ LAST_LINES = 30
 """How much of a traceback the end of a run repeats."""
 TOLD = ("failed", "unknown")
 """Kinds of findings that say no more than the end of the run itself, if they are about its rank."""
+MOST_OTHERS = 8
+"""How many other reasons of failure the end of a run tells of."""
 UPDATE_EVERY = {True: 2.0, False: 60.0}
 """Seconds between two states of a progress bar: on a terminal, and elsewhere."""
 
@@ -239,6 +241,8 @@ def print_verdict(verdict: "Verdict") -> None:
         others.append(f"{ranks_in_words(verdict.ended)} ended by lab")
     if others:
         say(f"lab: {'; '.join(others)}")
+    for other in verdict.other_reasons[:MOST_OTHERS]:
+        say(f"lab: for another reason failed {other}")
     colour = colours_wanted(error)
     words = first.traceback.rstrip().splitlines() if first.traceback else []
     words = words or list(first.last_lines)

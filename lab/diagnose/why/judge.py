@@ -6,6 +6,7 @@ from typing import Any
 from lab.diagnose.finding import Finding
 from lab.diagnose.why.aborted import judge_aborted
 from lab.diagnose.why.absent import judge_absent
+from lab.diagnose.why.beside import with_others
 from lab.diagnose.why.deadlock import judge_deadlock
 from lab.diagnose.why.differing import judge_differing
 from lab.diagnose.why.evidence import Evidence
@@ -51,5 +52,5 @@ def diagnose(evidence: Mapping[str, Any]) -> Finding:
     for question in QUESTIONS:
         finding = question(seen, waits)
         if finding is not None:
-            return with_handled(finding, seen, waits)
+            return with_others(with_handled(finding, seen, waits), seen, waits)
     return unknown(seen, waits)
