@@ -259,6 +259,22 @@ for batch in DataLoader(Slow(), batch_size=4, num_workers=2):
 """,
         nodes=2,
     ),
+    "loader-with-a-stopped-worker": Hang(
+        START
+        + """\
+from torch.utils.data import DataLoader, Dataset
+class Stops(Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        if rank == 1 and index == 36:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return torch.ones(2)
+for batch in DataLoader(Stops(), batch_size=4, num_workers=2):
+    dist.all_reduce(batch)
+""",
+        nodes=2,
+    ),
     "monitored-barrier": Hang(
         START
         + """\

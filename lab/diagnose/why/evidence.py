@@ -88,6 +88,8 @@ class Rank:
     """R, S, D, T, Z or gone."""
     wants_processor: bool
     """Whether the process, or a child of it, wanted the processor when it was looked at."""
+    children: Mapping[int, str]
+    """The states of the processes that it has started, by pid."""
     source: str | None
     error: str | None
     """Why there is no stack."""
@@ -266,6 +268,7 @@ def _rank(number: int, data: Json) -> Rank:
         ended=data.get("ended"),
         process_state=process.get("state"),
         wants_processor=process.get("busy") or process.get("state") == "R",
+        children={one["pid"]: one["state"] for one in process.get("children") or ()},
         source=data.get("source"),
         error=data.get("error"),
         time=data.get("time"),

@@ -19,6 +19,7 @@ from lab.diagnose.why.progress import judge_patience, judge_progress
 from lab.diagnose.why.start import judge_claims, judge_imports, judge_start
 from lab.diagnose.why.unknown import unknown
 from lab.diagnose.why.waits import Wait, waits_of
+from lab.diagnose.why.workers import with_workers
 
 Question = Callable[[Evidence, Mapping[int, Wait]], Finding | None]
 
@@ -52,5 +53,6 @@ def diagnose(evidence: Mapping[str, Any]) -> Finding:
     for question in QUESTIONS:
         finding = question(seen, waits)
         if finding is not None:
-            return with_others(with_handled(finding, seen, waits), seen, waits)
+            finding = with_workers(with_handled(finding, seen, waits), seen)
+            return with_others(finding, seen, waits)
     return unknown(seen, waits)
