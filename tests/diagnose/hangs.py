@@ -139,6 +139,15 @@ for step in range(6):
     dist.all_reduce(torch.ones(8 if rank == 2 and step == 3 else 2))
 """
     ),
+    "scatters-objects-from-two-roots": Hang(
+        START
+        + """\
+out = [None]
+dist.scatter_object_list(out, [1] * world if rank < 2 else None, src=min(rank, 1))
+dist.all_reduce(x)
+""",
+        nodes=4,
+    ),
     # Ranks that handle an exception.
     "cleans-up-with-a-barrier": Hang(
         START

@@ -669,6 +669,29 @@ def test_the_rank_that_waits_for_another_root_is_named() -> None:
     assert found.kind == "unknown"
 
 
+def sends_objects(*called: tuple[str, str], src: int) -> Json:
+    """A rank in broadcast_object_list, with the operations and dtypes of its calls so far."""
+    via = "broadcast_object_list"
+    calls = [call(n, op, dtype=dtype, via=via) for n, (op, dtype) in enumerate(called, 1)]
+    told = rank(calls, waits=True, stack=frames(10, (C10D, "broadcast"), (C10D, via)))
+    told["threads"][0]["frames"][1]["arguments"] = {"src": src, "group": "0"}
+    return told
+
+
+def test_who_sends_objects_has_named_one_root_for_both_of_its_calls() -> None:
+    sizes, objects = ("broadcast", "int64"), ("broadcast", "uint8")
+    ranks = [sends_objects(sizes, src=0), *(sends_objects(sizes, objects, src=0) for _ in range(2))]
+    found = diagnose(evidence([*ranks, sends_objects(sizes, src=1)]))
+    assert named(found) == ("mismatched-collective", (3,), 10)
+    assert "called broadcast #1 [4] int64 of the default group with root 1" in found.summary
+    assert found.evidence == ("ranks 0-2: root 0", "rank 3: root 1")
+    # In the sizes of the next time nobody knows the root of the time before.
+    ranks = [sends_objects(sizes, objects, src=0), sends_objects(sizes, objects, sizes, src=0)]
+    found = diagnose(evidence([*ranks, sends_objects(sizes, objects, src=1)]))
+    assert found.ranks == (0, 2)
+    assert found.evidence[-1] == "rank 1: not in it any more, with whatever root"
+
+
 def test_handles_of_different_operations_are_not_said_to_be_one() -> None:
     handles = [rank([call(1)], stack=frames(n, code="work.wait()")) for n in (20, 30)]
     found = diagnose(evidence(handles))
