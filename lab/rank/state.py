@@ -108,7 +108,8 @@ def _began_here(frame: FrameType) -> bool:
 
 
 def _stack(innermost: FrameType, start_folder: str) -> list[Told]:
-    return _told(traceback.walk_stack(innermost), start_folder)
+    frames = list(traceback.walk_stack(innermost))  # at once: the thread may go on meanwhile
+    return _told(frames, start_folder)
 
 
 def _told(frames: Iterable[tuple[FrameType, int]], start_folder: str) -> list[Told]:

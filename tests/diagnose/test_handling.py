@@ -80,6 +80,21 @@ def test_who_is_late_while_it_handles_an_exception_is_told_with_it() -> None:
     )
 
 
+def test_what_all_handle_who_tell_of_it_is_nobodys_excuse() -> None:
+    no_cache = raised("FileNotFoundError", "cache")
+    late = handling(rank(STEP[:3], stack=frames(20)), no_cache)
+    outside = waiting(source="py-spy")
+    found = diagnose(evidence([handling(waiting(), no_cache), late, outside]))
+    assert (found.kind, found.ranks) == ("busy-alone", (1,))
+    assert "cache" not in found.summary
+    # Who has ended handles nothing.
+    ended = rank(ended={"code": 0, "signal": None})
+    lingers = handling(rank(stack=frames(20)), no_cache)
+    found = diagnose(evidence([ended, lingers]))
+    assert (found.kind, found.ranks) == ("busy-alone", (1,))
+    assert "it raised FileNotFoundError: cache (data.py:9)" in found.summary
+
+
 def test_who_leaves_the_group_since_it_has_raised_has_failed() -> None:
     leaves = rank(STEP[:3], stack=frames(40, (C10D, "destroy_process_group")))
     found = diagnose(evidence([waiting(), handling(leaves)]))

@@ -54,14 +54,16 @@ def with_handled(finding: Finding, evidence: Evidence, waits: Mapping[int, Wait]
 
 
 def handled_alone(evidence: Evidence) -> dict[int, Json]:
-    """By rank: what it handles, if that is no consequence, and not what all ranks handle."""
+    """By rank: what it handles, if that is no consequence, and not what all handle."""
     found = {
         number: rank.handles
         for number, rank in evidence.ranks.items()
         if rank.handles is not None and not consequence(rank.handles["chain"])
     }
+    # A stack that was read from outside does not tell.
+    known = {n for n, rank in evidence.ranks.items() if rank.ended or rank.source == "probe"}
     alike = {reason_of(one) for one in found.values()}
-    return {} if len(alike) == 1 and len(found) == len(evidence.ranks) else found
+    return {} if len(alike) == 1 and known <= found.keys() else found
 
 
 def reason_of(exception: Json) -> tuple[str, str | None, int | None]:
