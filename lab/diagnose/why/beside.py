@@ -14,10 +14,11 @@ from lab.node.victims import consequence
 
 def with_others(finding: Finding, evidence: Evidence, waits: Mapping[int, Wait]) -> Finding:
     """The finding with a sentence of evidence for each other reason to hang or to fail."""
-    if not finding.ranks or finding.severity != "error":
+    if finding.kind == "slow":
         return finding
     others = {n: rank for n, rank in evidence.ranks.items() if n not in finding.ranks}
-    late = [] if evidence.because == "failure" else _late(others, waits)
+    is_hang = finding.ranks and evidence.because != "failure"
+    late = _late(others, waits) if is_hang else []
     sentences = [seen(rank) for rank in late]
     return replace(
         finding,
@@ -35,8 +36,12 @@ def _late(others: Mapping[int, Rank], waits: Mapping[int, Wait]) -> list[Rank]:
 
 
 def _raised(finding: Finding, evidence: Evidence, others: Mapping[int, Rank]) -> list[str]:
-    """What others have raised, or handle while they do what a rank hangs or has failed for."""
-    handled = handled_alone(evidence) if finding.kind == "failed" else {}
+    """What others have raised, or handle where that may be why."""
+    handled: Mapping[int, Json | None] = {}
+    if finding.kind == "failed":
+        handled = handled_alone(evidence)
+    elif finding.kind == "unknown":
+        handled = {number: rank.handles for number, rank in others.items()}
     alike: dict[tuple[str, str | None, int | None], dict[int, Json]] = {}
     for number, rank in others.items():
         exception = rank.exception or handled.get(number)

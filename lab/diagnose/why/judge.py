@@ -50,9 +50,7 @@ def diagnose(evidence: Mapping[str, Any]) -> Finding:
     """
     seen = Evidence.from_json(evidence)
     waits = waits_of(seen)
-    for question in QUESTIONS:
-        finding = question(seen, waits)
-        if finding is not None:
-            finding = with_workers(with_handled(finding, seen, waits), seen)
-            return with_others(finding, seen, waits)
-    return unknown(seen, waits)
+    answers = (question(seen, waits) for question in QUESTIONS)
+    finding = next((one for one in answers if one is not None), None) or unknown(seen, waits)
+    finding = with_workers(with_handled(finding, seen, waits), seen)
+    return with_others(finding, seen, waits)
