@@ -45,7 +45,7 @@ def _raised(finding: Finding, evidence: Evidence, others: Mapping[int, Rank]) ->
     alike: dict[tuple[str, str | None, int | None], dict[int, Json]] = {}
     for number, rank in others.items():
         exception = rank.exception or handled.get(number)
-        if exception is not None and not consequence(exception["chain"]):
+        if exception is not None and not consequence(exception.get("chain") or ()):
             alike.setdefault(reason_of(exception), {})[number] = exception
     return [
         f"besides, {who(together, evidence)} {exception_in_words(next(iter(together.values())))}"

@@ -58,7 +58,7 @@ def handled_alone(evidence: Evidence) -> dict[int, Json]:
     found = {
         number: rank.handles
         for number, rank in evidence.ranks.items()
-        if rank.handles is not None and not consequence(rank.handles["chain"])
+        if rank.handles is not None and not consequence(rank.handles.get("chain") or ())
     }
     # A stack that was read from outside does not tell.
     known = {n for n, rank in evidence.ranks.items() if rank.ended or rank.source == "probe"}
