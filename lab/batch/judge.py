@@ -73,6 +73,7 @@ def judge(told: Told) -> Verdict:
             first,
             victims=failures.victims,
             others=failures.others,
+            other_reasons=failures.other_reasons,
             ended=tuple(sorted((ended | silent.keys()) - {first.rank})),
             seconds=seconds,
         )

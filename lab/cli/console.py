@@ -22,7 +22,9 @@ COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 LAST_LINES = 30
 """How much of a traceback the end of a run repeats."""
 TOLD = ("failed", "unknown")
-"""Kinds of findings that say no more than the end of the run itself."""
+"""Kinds of findings that say no more than the end of the run itself, if they are about its rank."""
+MOST_OTHERS = 8
+"""How many other reasons of failure the end of a run tells of."""
 UPDATE_EVERY = {True: 2.0, False: 60.0}
 """Seconds between two states of a progress bar: on a terminal, and elsewhere."""
 
@@ -243,6 +245,8 @@ def print_verdict(verdict: "Verdict") -> None:
         others.append(f"{ranks_in_words(verdict.ended)} ended by lab")
     if others:
         say(f"lab: {'; '.join(others)}")
+    for other in verdict.other_reasons[:MOST_OTHERS]:
+        say(f"lab: for another reason failed {other}")
     colour = colours_wanted(error)
     words = first.traceback.rstrip().splitlines() if first.traceback else []
     words = words or list(first.last_lines)
@@ -251,7 +255,9 @@ def print_verdict(verdict: "Verdict") -> None:
         say(f"lab: the last words of {node}:")
         for word in words[-LAST_LINES:]:
             say(f"  {word}")
-    if verdict.why is not None and verdict.why.kind not in TOLD:
+    if verdict.why is not None and (
+        verdict.why.kind not in TOLD or {*verdict.why.ranks} - {first.rank, *verdict.others}
+    ):
         from lab.cli.findings import print_finding
 
         print_finding(verdict.why, error)

@@ -98,6 +98,7 @@ def _shown(run: "RunDirectory", data: dict[str, Any]) -> list[tuple[str, str]]:
     for name in ("victims", "ended", "lost_nodes"):
         if verdict.get(name):
             lines.append((name, ", ".join(map(str, verdict[name]))))
+    lines += [("other", reason) for reason in verdict.get("other_reasons", ())]
     if verdict.get("why"):
         lines.append(("why", f"{verdict['why']['kind']}: {verdict['why']['summary']}"))
     for finding in verdict.get("findings", ()):

@@ -69,6 +69,8 @@ def _answer(run: "RunDirectory") -> dict[str, Any] | None:
 
 def _stacks(evidence: dict[str, Any]) -> list[str]:
     """The stacks as Python's own tracebacks have them: the innermost frame last."""
+    from lab.diagnose.why.wording import exception_in_words
+
     lines = []
     for rank, known in evidence["ranks"].items():
         state = (known["process"] or {}).get("state") or "ended"
@@ -81,4 +83,6 @@ def _stacks(evidence: dict[str, Any]) -> list[str]:
             for frame in reversed(thread["frames"]):
                 place = f"{frame['file']}:{frame['line']}"
                 lines.append(f"    {place} in {frame['function']}")
+            if thread.get("handles"):
+                lines.append(f"    it {exception_in_words(thread['handles'])}, and handles that")
     return lines

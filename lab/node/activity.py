@@ -8,11 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lab.node.processes import descendants, stat, threads
+from lab.node.processes import children, descendants, stat, threads
 
 TICKS = os.sysconf("SC_CLK_TCK")
 """Of a second, as proc(5) counts the processor's time."""
 GONE = "gone"
+UNKNOWN = {"state": None, "cpu_s": None, "threads": None, "busy": None, "children": None}
+CHILDREN = 64
+"""How many processes that one has started are told of."""
 SETTLED = 0.02
 """Seconds for which a process must be stopped to count as that: it may be about to end."""
 
@@ -23,8 +26,9 @@ def activity(pid: int) -> dict[str, Any]:
     Returns:
         `state`: the letter of ps(1) (R, S, D, T, Z, ...), or `gone`; `cpu_s`: seconds of the
         processor's time so far; `threads`: how many it has; `busy`: whether any thread wants the
-        processor, or a disk, at this moment. The last three are null where the system does not
-        tell.
+        processor, or a disk, at this moment; `children`: `pid` and `state` of each process that it
+        has started itself and not waited for the end of. The last four are null where the system
+        does not tell.
     """
     if sys.platform != "linux":
         return _as_ps_says(pid)
@@ -33,7 +37,7 @@ def activity(pid: int) -> dict[str, Any]:
         time.sleep(SETTLED)
         fields = stat(pid)
     if fields is None:
-        return {"state": GONE, "cpu_s": None, "threads": None, "busy": None}
+        return {**UNKNOWN, "state": GONE}
     family = [pid, *descendants(pid)]
     # Its own time, and that of the children that have ended: those are not in the family any more.
     spent = [sum(map(int, one[11:15])) for one in map(stat, family) if one is not None]
@@ -42,6 +46,11 @@ def activity(pid: int) -> dict[str, Any]:
         "cpu_s": round(sum(spent) / TICKS, 3),
         "threads": int(fields[17]),
         "busy": any(_works(thread) for member in family for thread in threads(member)),
+        "children": [
+            {"pid": child, "state": known[0]}
+            for child in children(pid)[:CHILDREN]
+            if (known := stat(child)) is not None
+        ],
     }
 
 
@@ -59,8 +68,9 @@ def _as_ps_says(pid: int) -> dict[str, Any]:
     )
     state, _, spent = done.stdout.strip().partition(" ")
     if not state:
-        return {"state": GONE, "cpu_s": None, "threads": None, "busy": None}
+        return {**UNKNOWN, "state": GONE}
     seconds = 0.0
     for part in spent.strip().replace("-", ":").split(":"):
         seconds = 60 * seconds + float(part)
-    return {"state": state[0], "cpu_s": seconds, "threads": None, "busy": state[0] == "R"}
+    busy = state[0] == "R"
+    return {**UNKNOWN, "state": state[0], "cpu_s": seconds, "busy": busy}

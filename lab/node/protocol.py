@@ -25,8 +25,9 @@ started    ``rank``, ``pid``; where torchrun numbers the ranks also ``world``: `
            of Slurm always, ``master`` and ``ranks`` alone
 log        ``rank``, ``stream`` (out, err), ``data``: a chunk of output, not always whole lines;
            bytes that are no UTF-8 travel as surrogate escapes
-exception  ``rank``, ``kind``, ``message``, ``file``, ``line``, ``traceback``, ``chain``: the
-           script raised; sent at once, while the process may take its time to end
+exception  ``rank``, ``kind``, ``message``, ``file``, ``line``, ``traceback``, ``chain``, ``caught``
+           (in which other process or thread torch had caught it first, as torch calls that, or
+           null): the script raised; sent at once, while the process may take its time to end
 context    ``rank``, ``chain``: the rank ends with a code that is not 0, which it chose while it
            handled an exception; ``exit`` follows
 audit      ``rank``, ``record``: a fact for the judges of `lab.diagnose.audit`; ``check`` in it says
@@ -64,7 +65,7 @@ from typing import Any
 Message = dict[str, Any]
 
 FROM_RANKS = {
-    "exception": ("kind", "message", "file", "line", "traceback", "chain"),
+    "exception": ("kind", "message", "file", "line", "traceback", "chain", "caught"),
     "context": ("chain",),
     "audit": ("record",),
     "state": ("probe",),

@@ -25,8 +25,6 @@ from typing import TYPE_CHECKING, NoReturn
 OWN_FILES = {__file__, str(Path(__file__).with_name("call.py")), runpy.__file__, "<frozen runpy>"}
 
 START_FOLDER = os.getcwd()  # noqa: PTH109 - as the interpreter has it
-CHAIN_LIMIT = 10
-"""How many exceptions of a chain the agent is told of."""
 
 
 def _find_own_modules() -> None:
@@ -43,13 +41,15 @@ if TYPE_CHECKING:
     from lab.rank import groups, messages
     from lab.rank.audit.recorder import Recorder
     from lab.rank.events import Events
-    from lab.rank.frames import RANK, is_users, shown
+    from lab.rank.exceptions import chain, described
+    from lab.rank.frames import RANK
     from lab.rank.probe import Probe
 else:
     _find_own_modules()
     from _lab_rank import groups, messages
     from _lab_rank.events import Events
-    from _lab_rank.frames import RANK, is_users, shown
+    from _lab_rank.exceptions import chain, described
+    from _lab_rank.frames import RANK
     from _lab_rank.probe import Probe
 
 
@@ -66,19 +66,10 @@ def _start_audit(events: Events | None) -> "Recorder | None":
 def _report_exception(
     events: Events, error: BaseException, trace: types.TracebackType | None
 ) -> None:
-    frames = traceback.extract_tb(trace)
-    where = frames[-1] if frames else None
-    own = [frame for frame in frames if is_users(frame.filename)]
-    users = own[-1] if own else where
-    file = None if users is None else shown(users.filename, START_FOLDER)
     events.send(
         type="exception",
-        kind=type(error).__name__,
-        message=_text(error)[:10_000],
-        file=file,
-        line=users.lineno if users else None,
+        **described(error, trace, START_FOLDER),
         traceback="".join(traceback.format_exception(type(error), error, trace))[-20_000:],
-        chain=_chain(error),
     )
     with contextlib.suppress(
         Exception
@@ -86,25 +77,6 @@ def _report_exception(
         from _lab_rank.state import state  # type: ignore[import-not-found]  # as above
 
         events.send(type="state", probe=state(START_FOLDER, trace))
-
-
-def _text(error: BaseException) -> str:
-    """Its message; the words of a traceback where it has none to give."""
-    try:
-        return str(error)
-    except BaseException:  # noqa: BLE001 - the script's own `__str__` may do anything
-        return "<exception str() failed>"
-
-
-def _chain(error: BaseException) -> list[dict[str, str]]:
-    """The exception and those before it, as a traceback has them, the last raised first."""
-    chain: dict[int, BaseException] = {}  # by identity: users may have an `__eq__`
-    link: BaseException | None = error
-    while link is not None and id(link) not in chain and len(chain) < CHAIN_LIMIT:
-        chain[id(link)] = link
-        # `raise ... from None` has neither.
-        link = link.__cause__ if link.__suppress_context__ else link.__context__
-    return [{"kind": type(one).__name__, "message": _text(one)[:1_000]} for one in chain.values()]
 
 
 def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
@@ -195,9 +167,9 @@ def _run(arguments: list[str], events: Events | None) -> int:
     except SystemExit as end:
         if not end.code and isinstance(end.code, int | None):
             return 0
-        chain = _chain(end)
-        if events is not None and len(chain) > 1:
-            events.send(type="context", chain=chain)
+        links = chain(end)
+        if events is not None and len(links) > 1:
+            events.send(type="context", chain=links)
         if isinstance(end.code, int):
             return end.code
         print(end.code, file=sys.stderr)

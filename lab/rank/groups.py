@@ -57,7 +57,8 @@ def _keeping(leave: Callable[..., Any], start_folder: str) -> Callable[..., Any]
     def wrapped(group: Any = None) -> Any:
         if group is None or group is getattr(_world(), "default_pg", None):
             with contextlib.suppress(Exception):  # the script leaves, whatever becomes of this
-                _left.update(history(start_folder))
+                last = history(start_folder)
+                _left.update(last, groups=[{**one, "left": True} for one in last["groups"]])
         return leave(group)
 
     return wrapped
@@ -161,6 +162,7 @@ def history(start_folder: str) -> Told:
                 "desc": group.group_desc,
                 "backend": str(_world().pg_map[group][0]),
                 "ranks": ranks,
+                "left": False,
                 "last_enqueued": status.get("last_enqueued_collective", 0),
                 "last_completed": status.get("last_completed_collective", 0),
             }

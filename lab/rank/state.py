@@ -6,11 +6,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
 from .arguments import arguments
+from .exceptions import handled
 from .frames import RANK, is_labs, told
 from .groups import history, in_flight, sequence_numbers
 from .messages import told as messages
@@ -55,11 +56,11 @@ def state(start_folder: str, trace: TracebackType | None = None) -> Told:
 
     `trace`: of the exception with which the script has ended; it is what the main thread did.
     """
-    found = threads(start_folder)
+    found = threads(start_folder, exceptions=handled(start_folder))
     stack = [frame for frame, _ in traceback.walk_stack(_main_frame())]
     if trace is not None:
         raised = [(frame, line) for frame, line in traceback.walk_tb(trace)]
-        found[0]["frames"] = _told(reversed(raised), start_folder)
+        found[0] |= {"frames": _told(reversed(raised), start_folder), "handles": None}
         stack = [frame for frame, _ in raised]
     return {
         **pulse(start_folder),
@@ -72,8 +73,13 @@ def state(start_folder: str, trace: TracebackType | None = None) -> Told:
     }
 
 
-def threads(start_folder: str, only_main: bool = False) -> list[Told]:
-    """The threads of this process but lab's own, the main one first; frames innermost first."""
+def threads(
+    start_folder: str, only_main: bool = False, exceptions: Mapping[int, Told] | None = None
+) -> list[Told]:
+    """The threads of this process but lab's own, the main one first; frames innermost first.
+
+    `exceptions`: what they handle, by thread.
+    """
     known: dict[int, threading.Thread]
     known = threading._active  # type: ignore[attr-defined]  # `enumerate` waits for a lock
     names = {ident: thread.name for ident, thread in list(known.items())}
@@ -83,7 +89,10 @@ def threads(start_folder: str, only_main: bool = False) -> list[Told]:
         if ident == main or not (only_main or _began_here(frame)):
             name = names.get(ident, f"thread {ident}")
             frames = _stack(frame, start_folder)
-            found.append({"name": name, "main": ident == main, "frames": frames})
+            handles = (exceptions or {}).get(ident)
+            found.append(
+                {"name": name, "main": ident == main, "frames": frames, "handles": handles}
+            )
     return sorted(found, key=lambda one: not one["main"])[:THREADS]
 
 
@@ -99,7 +108,8 @@ def _began_here(frame: FrameType) -> bool:
 
 
 def _stack(innermost: FrameType, start_folder: str) -> list[Told]:
-    return _told(traceback.walk_stack(innermost), start_folder)
+    frames = list(traceback.walk_stack(innermost))  # at once: the thread may go on meanwhile
+    return _told(frames, start_folder)
 
 
 def _told(frames: Iterable[tuple[FrameType, int]], start_folder: str) -> list[Told]:

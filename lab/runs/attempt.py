@@ -345,6 +345,7 @@ class Attempt:
             first,
             victims=victims,
             others=others,
+            other_reasons=self._failures.other_reasons,
             ended=tuple(sorted(self._ended - failed)) if kind != "interrupted" else (),
             why=self._inquiry.review() if kind == "ok" else self._inquiry.conclude(first),
             hint=None if first is None else hint_for_victim(first, self._ended_well, self._ended),

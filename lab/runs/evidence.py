@@ -15,7 +15,7 @@ SCHEMA = 1
 """Of the evidence, and of why.json."""
 SAID = ("threads", "groups", "collectives", "messages", "unused", "env")
 """What the ranks' own answers have for the judge, each where it could be told."""
-RAISED = ("kind", "message", "file", "line", "chain")
+RAISED = ("kind", "message", "file", "line", "chain", "caught")
 """What is told of an exception."""
 
 
@@ -75,7 +75,7 @@ class RankRecord:
             "error": state.get("error"),
             "time": told.get("time", state.get("at")),
             "last_output": self.last_output,
-            "exception": self.exception and {name: self.exception[name] for name in RAISED},
+            "exception": self.exception and {name: self.exception.get(name) for name in RAISED},
             "threads": [],
             "groups": [],
             "collectives": [],

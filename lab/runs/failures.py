@@ -107,6 +107,18 @@ class Failures:
         """Ranks that failed by themselves, beside the first."""
         return self._beside_first(victims=False)
 
+    @property
+    def other_reasons(self) -> tuple[str, ...]:
+        """The `others` that failed for another reason than the first, one sentence for each."""
+        first, others = self.first, self.others
+        failed = sorted(self._by_rank.values(), key=lambda failure: failure.rank)
+        reasons = {
+            failure.reason: failure for failure in reversed(failed) if failure.rank in others
+        }
+        if first is not None:
+            reasons.pop(first.reason, None)
+        return tuple(str(failure) for failure in reversed(reasons.values()))
+
     def _beside_first(self, victims: bool) -> tuple[int, ...]:
         first = self.first
         return tuple(

@@ -78,6 +78,13 @@ class Failure:
         """Whether it tells by itself why it came; else it takes what other ranks do."""
         return not self.looks_like_victim and self.exit_code != ABORTED
 
+    @property
+    def reason(self) -> tuple[object, ...]:
+        """What is the same where ranks have failed for the same reason."""
+        if self.exception is not None:
+            return self.exception, self.file, self.line
+        return self.kind, self.exit_code
+
     def __str__(self) -> str:
         what = {
             "exception": self._exception,
@@ -114,6 +121,8 @@ class Verdict:
     """Ranks that failed because of it, before they could be ended."""
     others: tuple[int, ...] = ()
     """Ranks that failed by themselves as well."""
+    other_reasons: tuple[str, ...] = ()
+    """Why, of those that failed for another reason than the first: a sentence for each reason."""
     ended: tuple[int, ...] = ()
     """Ranks that lab ended because of it."""
     hint: str | None = None

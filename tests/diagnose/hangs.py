@@ -139,6 +139,56 @@ for step in range(6):
     dist.all_reduce(torch.ones(8 if rank == 2 and step == 3 else 2))
 """
     ),
+    "scatters-objects-from-two-roots": Hang(
+        START
+        + """\
+out = [None]
+dist.scatter_object_list(out, [1] * world if rank < 2 else None, src=min(rank, 1))
+dist.all_reduce(x)
+""",
+        nodes=4,
+    ),
+    # Ranks that handle an exception.
+    "cleans-up-with-a-barrier": Hang(
+        START
+        + """\
+try:
+    for step in range(6):
+        if rank == 1 and step == 3:
+            raise ValueError("sample 7 is no number")
+        dist.all_reduce(x)
+finally:
+    dist.barrier()
+"""
+    ),
+    "logs-together": Hang(
+        START
+        + """\
+def train():
+    for step in range(6):
+        dist.all_reduce(x)
+        if rank == 1 and step == 3:
+            int("no number")
+try:
+    train()
+except ValueError as error:
+    errors = [None] * world
+    dist.all_gather_object(errors, str(error))
+""",
+        nodes=2,
+    ),
+    "handles-it-at-length": Hang(
+        START
+        + """\
+for step in range(6):
+    try:
+        dist.all_reduce(x)
+        if rank == 1 and step == 3:
+            open("cache.bin")
+    except FileNotFoundError:
+        time.sleep(1000)
+"""
+    ),
     # Ranks that are late.
     "sleeps": Hang(
         START
@@ -215,6 +265,22 @@ class Slow(Dataset):
         return torch.randn(8)
 for batch in DataLoader(Slow(), batch_size=4, num_workers=2):
     model(batch).sum().backward()
+""",
+        nodes=2,
+    ),
+    "loader-with-a-stopped-worker": Hang(
+        START
+        + """\
+from torch.utils.data import DataLoader, Dataset
+class Stops(Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        if rank == 1 and index == 36:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return torch.ones(2)
+for batch in DataLoader(Stops(), batch_size=4, num_workers=2):
+    dist.all_reduce(batch)
 """,
         nodes=2,
     ),

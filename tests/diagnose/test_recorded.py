@@ -24,7 +24,7 @@ from tests.diagnose.hangs import HANGS
 
 RECORDED = Path(__file__).parent / "recorded"
 REGENERATE = os.environ.get("LAB_REGENERATE")
-FRAMES = 12
+FRAMES = 16
 """How much of a stack is worth to be kept."""
 LIBRARY = re.compile(r"^/.*/(?=site-packages/|python3\.\d+/)")
 """Where libraries are on the machine that recorded."""

@@ -574,6 +574,15 @@ def test_an_own_failure_is_not_blamed_on_who_is_slow() -> None:
     assert named(found) == ("failed", (1,), 3)
 
 
+def test_what_a_loaders_worker_has_raised_is_said_to_be_its() -> None:
+    own = failure(1, "sample 7 is no number", file="data.py", line=3)
+    told = {"kind": "ValueError", "file": "data.py", "line": 3, "message": "sample 7 is no number"}
+    caught = told | {"chain": [], "caught": "DataLoader worker process 0"}
+    found = diagnose(evidence([rank(), rank(exception=caught)], because="failure", failure=own))
+    assert named(found) == ("failed", (1,), 3)
+    assert found.evidence == ("it was raised in DataLoader worker process 0 of rank 1",)
+
+
 def test_a_timeout_is_blamed_on_the_rank_that_was_awaited() -> None:
     message = "[gloo] Timed out waiting 1800000ms for recv operation to complete"
     victim = rank(
@@ -769,6 +778,29 @@ def test_the_rank_that_waits_for_another_root_is_named() -> None:
     assert found.evidence[-1] == "rank 1: not in it any more, with whatever root"
     found = diagnose(evidence([broadcasts(src=0), broadcasts(group_src=0)]))
     assert found.kind == "unknown"
+
+
+def sends_objects(*called: tuple[str, str], src: int) -> Json:
+    """A rank in broadcast_object_list, with the operations and dtypes of its calls so far."""
+    via = "broadcast_object_list"
+    calls = [call(n, op, dtype=dtype, via=via) for n, (op, dtype) in enumerate(called, 1)]
+    told = rank(calls, waits=True, stack=frames(10, (C10D, "broadcast"), (C10D, via)))
+    told["threads"][0]["frames"][1]["arguments"] = {"src": src, "group": "0"}
+    return told
+
+
+def test_who_sends_objects_has_named_one_root_for_both_of_its_calls() -> None:
+    sizes, objects = ("broadcast", "int64"), ("broadcast", "uint8")
+    ranks = [sends_objects(sizes, src=0), *(sends_objects(sizes, objects, src=0) for _ in range(2))]
+    found = diagnose(evidence([*ranks, sends_objects(sizes, src=1)]))
+    assert named(found) == ("mismatched-collective", (3,), 10)
+    assert "called broadcast #1 [4] int64 of the default group with root 1" in found.summary
+    assert found.evidence == ("ranks 0-2: root 0", "rank 3: root 1")
+    # In the sizes of the next time nobody knows the root of the time before.
+    ranks = [sends_objects(sizes, objects, src=0), sends_objects(sizes, objects, sizes, src=0)]
+    found = diagnose(evidence([*ranks, sends_objects(sizes, objects, src=1)]))
+    assert found.ranks == (0, 2)
+    assert found.evidence[-1] == "rank 1: not in it any more, with whatever root"
 
 
 def test_handles_of_different_operations_are_not_said_to_be_one() -> None:

@@ -39,3 +39,26 @@ def test_a_process_that_sleeps_wants_no_processor() -> None:
         found = activity(process.pid)
         process.kill()
     assert (found["state"], found["threads"], found["busy"]) == ("S", 1, False)
+
+
+def test_the_processes_that_one_has_started_are_told_with_their_states() -> None:
+    script = """
+import subprocess, time
+one, other = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+subprocess.Popen("true")
+one.send_signal(19)
+print(one.pid, other.pid, flush=True)
+input()
+one.kill(), other.kill()
+"""
+    argv = [sys.executable, "-c", script]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        one, other = map(int, process.stdout.readline().split())
+        found: dict[int, str] = {}
+        while sorted(found.values()) != ["S", "T", "Z"]:
+            found = {child["pid"]: child["state"] for child in activity(process.pid)["children"]}
+        process.communicate("\n")
+    assert (found[one], found[other]) == ("T", "S")

@@ -69,6 +69,48 @@ def test_an_exception_comes_with_those_before_it(
     assert str(BOOTSTRAP) not in stderr
 
 
+LOADER = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+class Odd(Exception):
+    def __init__(self, one, other):
+        super().__init__(f"{{one}} and {{other}}")
+class Data(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        try:
+            {body}
+        except LookupError:
+            raise ValueError("no words\\nin line 2")
+for batch in DataLoader(Data(), batch_size=2, num_workers=1):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("raise TypeError('a: b')", ("TypeError", "a: b", 12)),
+        ("raise Odd(1, 2)", ("Odd", "1 and 2", 12)),  # torch makes a RuntimeError of it
+        ("assert index > 5", ("AssertionError", "", 12)),
+        ("return [][0]", ("ValueError", "no words\nin line 2", 14)),
+        ("return torch.ones(index)", ("RuntimeError", "stack expects each tensor", 15)),
+    ],
+)
+def test_what_a_loaders_worker_raised_is_told_as_it_was_raised(
+    tmp_path: Path, body: str, told: tuple[str, str, int]
+) -> None:
+    _, (event,), stderr = events_of(tmp_path, LOADER.format(body=body))
+    kind, message, line = told
+    assert (event["kind"], event["file"], event["line"]) == (kind, "script.py", line), stderr
+    assert event["message"].startswith(message)
+    assert "Traceback" not in event["message"]
+    assert event["chain"][0] == {"kind": kind, "message": event["message"]}
+    assert event["caught"] == "DataLoader worker process 0"
+    assert "in DataLoader worker process 0" in event["traceback"]
+
+
 @pytest.mark.parametrize(
     ("code", "ends", "message"),
     [("3", 3, "3"), ("'words'", 1, "words"), ("False", 0, None), ("0", 0, None), ("", 0, None)],

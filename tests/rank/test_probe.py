@@ -95,6 +95,60 @@ lock.acquire()
     assert told["groups"] == told["collectives"] == []
 
 
+def test_an_exception_that_is_being_handled_is_told_of_with_its_place(tmp_path: Path) -> None:
+    script = """
+import contextlib, json, time
+def load():
+    try:
+        json.loads("no json")  # what a library raises has come through a line of the script
+    except ValueError as error:
+        raise KeyError("sample 7") from error
+@contextlib.contextmanager
+def cleaned_up():
+    try:
+        yield
+    finally:
+        time.sleep(1000)
+print("here")
+with cleaned_up():
+    load()
+"""
+    with rank(tmp_path, script) as process:
+        assert first_line(process) == "here"
+        told = wait_for(process.pid, 13)
+    handles = told["threads"][0]["handles"]
+    assert (handles["kind"], handles["message"]) == ("KeyError", "'sample 7'")
+    assert (handles["file"], handles["line"], handles["caught"]) == ("script.py", 7, None)
+    assert [link["kind"] for link in handles["chain"]] == ["KeyError", "JSONDecodeError"]
+
+
+def test_no_code_of_an_exception_runs_and_one_that_was_handled_is_forgotten(tmp_path: Path) -> None:
+    script = """
+import time
+class Mute(Exception):
+    def __str__(self):
+        time.sleep(1000)
+try:
+    raise KeyError("x")
+except KeyError:
+    pass
+print("here")
+input()
+try:
+    raise Mute("words")
+except Mute:
+    input()
+"""
+    with rank(tmp_path, script) as process:
+        assert first_line(process) == "here"
+        assert wait_for(process.pid, 11)["threads"][0]["handles"] is None
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        handles = wait_for(process.pid, 15)["threads"][0]["handles"]
+    assert (handles["kind"], handles["message"]) == ("Mute", "words")
+
+
 def test_the_script_sees_no_thread(tmp_path: Path) -> None:
     script = """
 import threading

@@ -74,6 +74,40 @@ def test_the_cause_is_blamed(lab: Lab, victim: str, cause: str, kind: str) -> No
     assert told["hint"] is None
 
 
+LOADER = """
+import os
+import data
+from torch.utils.data import DataLoader
+workers = int(os.environ["RANK"]) + 1
+for batch in DataLoader(data.Samples(), batch_size=2, num_workers=workers):
+    pass
+"""
+SAMPLES = """
+import os
+class Samples:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        if os.environ["RANK"] == "1":
+            raise ValueError(f"sample {index} is no number")
+        return index
+"""
+
+
+def test_of_a_loaders_worker_the_line_is_told_that_raised(lab: Lab) -> None:
+    lab.script(SAMPLES, "data.py")
+    done = lab("run", "-t", "pair", "--on", "local", lab.script(LOADER))
+    first = verdict(lab)["first"]
+    assert (first["rank"], first["exception"]) == (1, "ValueError"), done.stderr
+    assert (first["file"], first["line"]) == ("data.py", 8)
+    assert first["message"] == "sample 0 is no number"
+    assert "script.py" in first["traceback"]
+    end = done.stderr.splitlines()[-1]
+    assert end == (
+        "lab: rank 1 on node1: ValueError: sample 0 is no number (data.py:8) (exit code 1)"
+    )
+
+
 def test_who_left_early_is_named(lab: Lab) -> None:
     script = lab.script(PAIR.format(on_rank_0="    step()", on_rank_1="    os._exit(0)"))
     done = lab("run", "-t", "pair", "--on", "local", script)
@@ -150,10 +184,14 @@ time.sleep(100)
 def test_a_cause_that_is_too_slow_to_be_told_is_not_made_up(lab: Lab) -> None:
     never = LATE.replace("2.5", "1000")
     script = lab.script(PAIR.format(on_rank_0="    step()", on_rank_1=never))
-    lab("run", "-t", "pair", "--on", "local", script)
+    done = lab("run", "-t", "pair", "--on", "local", script)
     told = verdict(lab)
     assert (told["first"]["rank"], told["ended"]) == (0, [1])
     assert "rank 1 may have been about to" in told["hint"]
+    # What it handles meanwhile is known all the same.
+    assert (told["why"]["kind"], told["why"]["ranks"]) == ("failed", [1])
+    assert (told["why"]["file"], told["why"]["line"]) == ("script.py", 20)
+    assert "lab: failed: rank 1 (node1, local 0) raised ValueError: real cause" in done.stderr
 
 
 def test_the_chain_is_in_the_verdict(lab: Lab) -> None:

@@ -344,6 +344,30 @@ def test_ranks_that_fail_by_themselves_are_not_called_victims(lab: Lab) -> None:
     assert "as a consequence" not in done.stderr
 
 
+def test_what_others_have_failed_with_is_told_where_it_is_something_else(lab: Lab) -> None:
+    script = lab.script("""
+import atexit, os, time
+rank, ready = int(os.environ["RANK"]), f"ready{os.environ['RANK']}"
+open(ready, "w").close()
+while not all(os.path.exists(f"ready{n}") for n in range(4)):
+    time.sleep(0.01)
+if rank == 0:
+    time.sleep(1000)
+atexit.register(time.sleep, 0.6)  # the others may still tell
+time.sleep(0.05 * rank)
+if rank == 3:
+    {}["x"]
+raise ValueError(f"sample {rank}")
+""")
+    done = lab("run", "-t", "quad", "--on", "local", script)
+    told = verdict(lab)
+    assert (told["first"]["rank"], told["others"], told["ended"]) == (1, [2, 3], [0])
+    other = "rank 3 on node3: KeyError: 'x' (script.py:12)"
+    assert told["other_reasons"] == [other]
+    assert f"lab: for another reason failed {other}\n" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("lab: rank 1 on node1: ValueError: sample 1")
+
+
 def test_the_first_interrupt_says_what_the_second_would_do(lab: Lab) -> None:
     script = lab.script(
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"

@@ -60,14 +60,25 @@ time.sleep(600)
 
 
 def test_the_stacks_are_printed_after_the_end_too(lab: Lab) -> None:
-    script = lab.script("import time\ndef sleep():\n    time.sleep(600)\nsleep()\n")
+    script = lab.script("""
+import time
+def sleep():
+    time.sleep(600)
+try:
+    int("x")
+finally:
+    sleep()
+""")
     assert lab(*PAIR, *STOP, script).returncode == 75
     done = lab("why", "--stacks")
     assert done.returncode == 0, done.stderr
-    frames = "    script.py:4 in <module>\n    script.py:3 in sleep\n"
-    assert done.stdout.count(frames) == 2
+    raised = "raised ValueError: invalid literal for int() with base 10: 'x' (script.py:6)"
+    frames = "    script.py:8 in <module>\n    script.py:4 in sleep\n"
+    assert done.stdout.count(f"{frames}    it {raised}, and handles that\n") == 2
     assert "rank 1 on node0 (process " in done.stdout
-    assert json.loads(lab("why", "--json").stdout)["finding"]["kind"] == "unknown"
+    finding = json.loads(lab("why", "--json").stdout)["finding"]
+    assert finding["kind"] == "unknown"
+    assert finding["evidence"][-1] == f"besides, ranks 0, 1 (node0) {raised}"
 
 
 def test_a_stall_is_only_reported_unless_the_run_is_to_be_stopped(lab: Lab) -> None:

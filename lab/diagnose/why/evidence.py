@@ -88,6 +88,8 @@ class Rank:
     """R, S, D, T, Z or gone."""
     wants_processor: bool
     """Whether the process, or a child of it, wanted the processor when it was looked at."""
+    children: Mapping[int, str]
+    """The states of the processes that it has started, by pid."""
     source: str | None
     error: str | None
     """Why there is no stack."""
@@ -98,7 +100,9 @@ class Rank:
     frames: tuple[Frame, ...]
     """Of the main thread, innermost first; of one that communicates where it waits for that."""
     groups: Mapping[GroupKey, str]
-    """With the backend of each."""
+    """With the backend of each: those that it is in, or was in last."""
+    has_left: bool
+    """Whether it has destroyed them."""
     collectives: tuple[Collective, ...]
     """In the order in which they were called."""
     messages: Mapping[Lane, tuple[int, int]]
@@ -109,6 +113,8 @@ class Rank:
     env: Json
     exception: Json | None
     """What its script raised: `file`, `line` and `chain`, as `lab.node.protocol` has it."""
+    handles: Json | None
+    """The same of what the thread of `frames` has raised, and handles where it is."""
 
     @cached_property
     def called(self) -> dict[GroupKey, dict[int, Collective]]:
@@ -255,6 +261,8 @@ def _rank(number: int, data: Json) -> Rank:
     calls.sort(key=lambda one: (one.get("time") or 0.0, one["seq"]))
     process = data.get("process") or {}
     threads = sorted(data.get("threads") or (), key=lambda thread: not thread["main"])
+    stacks = [tuple(_frame(frame) for frame in one["frames"]) for one in threads]
+    shown = _shown(stacks)
     return Rank(
         number=number,
         node=data["node"],
@@ -262,12 +270,14 @@ def _rank(number: int, data: Json) -> Rank:
         ended=data.get("ended"),
         process_state=process.get("state"),
         wants_processor=process.get("busy") or process.get("state") == "R",
+        children={one["pid"]: one["state"] for one in process.get("children") or ()},
         source=data.get("source"),
         error=data.get("error"),
         time=data.get("time"),
         other_threads=tuple(one["name"] for one in threads if not one["main"]),
-        frames=_stack([[_frame(f) for f in one["frames"]] for one in threads]),
+        frames=() if shown is None else stacks[shown],
         groups={groups[one["name"]]: one.get("backend") or "" for one in data.get("groups") or ()},
+        has_left=any(one.get("left") for one in data.get("groups") or ()),
         collectives=tuple(
             _collective(groups[one["group"]], one) for one in calls if not one.get("p2p")
         ),
@@ -283,21 +293,26 @@ def _rank(number: int, data: Json) -> Rank:
         ),
         env=data.get("env") or {},
         exception=data.get("exception"),
+        handles=None if shown is None else threads[shown].get("handles"),
     )
 
 
-def _stack(threads: list[list[Frame]]) -> tuple[Frame, ...]:
-    """That of the first thread, the main one, unless it only waits for another to do the work."""
-    if not threads or not threads[0]:
-        return ()
-    if threads[0][0].file.endswith(THREADING):
-        for frames in threads[1:]:
+def _shown(stacks: list[tuple[Frame, ...]]) -> int | None:
+    """Whose stack tells: the first, of the main thread, unless that only waits for another's work.
+
+    None: there is no stack.
+    """
+    if not stacks or not stacks[0]:
+        return None
+    main, *others = stacks
+    if main[0].file.endswith(THREADING):
+        for number, frames in enumerate(others, 1):
             if any("/torch/distributed/" in frame.file for frame in frames):
-                return tuple(frames)
-        working = [frames for frames in threads[1:] if any(frame.user for frame in frames)]
-        if len(working) == 1 and any(frame.function.endswith("join") for frame in threads[0][:3]):
-            return tuple(working[0])
-    return tuple(threads[0])
+                return number
+        working = [n for n, frames in enumerate(others, 1) if any(frame.user for frame in frames)]
+        if len(working) == 1 and any(frame.function.endswith("join") for frame in main[:3]):
+            return working[0]
+    return 0
 
 
 def _frame(data: Json) -> Frame:

@@ -8,10 +8,9 @@ from lab.diagnose.why.activity import activity_of
 from lab.diagnose.why.evidence import Evidence, Json
 from lab.diagnose.why.unused import UNUSED_CURE
 from lab.diagnose.why.waits import Wait, innocents
-from lab.diagnose.why.wording import who
+from lab.diagnose.why.wording import raised_in_words, who
 from lab.diagnose.words import place_in_words, ranks_in_words, signal_in_words
 from lab.node.victims import ABORTED, consequence
-from lab.node.words import shortened
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 """What torch's DDP says in the forward after a backward that left parameters out."""
@@ -64,6 +63,9 @@ def _failed(
     if file is None and site is not None:  # its last breath, before a fatal signal ended it
         file, line, function = site.file, site.line, site.function
     place = place_in_words(file, line)
+    caught = (evidence.ranks[failure["rank"]].exception or {}).get("caught")
+    if caught:
+        seen = (*seen, f"it was raised in {caught} of rank {failure['rank']}")
     return Finding(
         "failed",
         "error",
@@ -102,8 +104,7 @@ def _lost(evidence: Evidence, failure: Json, waits: Mapping[int, Wait]) -> Findi
 
 def _what(failure: Json) -> str:
     if failure.get("exception"):
-        first = (failure.get("message") or "").strip().partition("\n")[0]
-        return shortened(f"raised {failure['exception']}{f': {first}' if first else ''}")
+        return raised_in_words(failure["exception"], failure.get("message"))
     if failure.get("kind") == "signal":
         return f"was ended by {signal_in_words(failure['exit_code'] - 128)}"
     if failure.get("kind") != "exit" and failure.get("message"):

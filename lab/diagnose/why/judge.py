@@ -6,11 +6,13 @@ from typing import Any
 from lab.diagnose.finding import Finding
 from lab.diagnose.why.aborted import judge_aborted
 from lab.diagnose.why.absent import judge_absent
+from lab.diagnose.why.beside import with_others
 from lab.diagnose.why.beyond import judge_beyond
 from lab.diagnose.why.deadlock import judge_deadlock
 from lab.diagnose.why.differing import judge_differing
 from lab.diagnose.why.evidence import Evidence
 from lab.diagnose.why.failed import judge_failed, judge_rest
+from lab.diagnose.why.handling import with_handled
 from lab.diagnose.why.late import judge_late
 from lab.diagnose.why.lingering import judge_lingering
 from lab.diagnose.why.other_root import judge_other_root
@@ -19,6 +21,7 @@ from lab.diagnose.why.progress import judge_patience, judge_progress
 from lab.diagnose.why.start import judge_claims, judge_imports, judge_start
 from lab.diagnose.why.unknown import unknown
 from lab.diagnose.why.waits import Wait, waits_of
+from lab.diagnose.why.workers import with_workers
 
 Question = Callable[[Evidence, Mapping[int, Wait]], Finding | None]
 
@@ -50,11 +53,10 @@ def diagnose(evidence: Mapping[str, Any]) -> Finding:
     """
     seen = Evidence.from_json(evidence)
     waits = waits_of(seen)
-    for question in QUESTIONS:
-        finding = question(seen, waits)
-        if finding is not None:
-            return finding
-    return unknown(seen, waits)
+    answers = (question(seen, waits) for question in QUESTIONS)
+    finding = next((one for one in answers if one is not None), None) or unknown(seen, waits)
+    finding = with_workers(with_handled(finding, seen, waits), seen)
+    return with_others(finding, seen, waits)
 
 
 def review(evidence: Mapping[str, Any]) -> Finding | None:

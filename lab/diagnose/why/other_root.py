@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 from lab.diagnose.finding import Finding
 from lab.diagnose.why.activity import activity_of
-from lab.diagnose.why.evidence import Evidence, GroupKey
+from lab.diagnose.why.evidence import Collective, Evidence, GroupKey, Rank
 from lab.diagnose.why.telling import at
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import call_in_words, site_in_words, who
 from lab.diagnose.words import NOBODY_KNOWS, ranks_in_words
 
+SIZE = ("broadcast", ("int64",))
 CURE = "give all ranks the same root (src, dst)"
 
 
@@ -22,12 +23,30 @@ def judge_other_root(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding |
     for number, wait in sorted(waits.items()):
         root = _root(evidence, number, wait)
         if wait.call is not None and root is not None:
-            call = wait.call.group, wait.call.seq
-            together.setdefault(call, {}).setdefault(root, []).append(number)
-    for roots in together.values():
-        if len(roots) > 1:
-            return _finding(evidence, waits, roots)
-    return None
+            for call in _of_this_function(evidence.ranks[number], wait.call):
+                at_root = together.setdefault((call.group, call.seq), {})
+                at_root.setdefault(root, []).append(number)
+    differing = {call: roots for call, roots in together.items() if len(roots) > 1}
+    if not differing:
+        return None
+    group, seq = max(differing, key=lambda call: sum(map(len, differing[call].values())))
+    return _finding(evidence, waits, differing[group, seq], group, seq)
+
+
+def _of_this_function(rank: Rank, call: Collective) -> tuple[Collective, ...]:
+    """The call that a rank waits in, and those before it of the same function, with its root.
+
+    broadcast_object_list and scatter_object_list begin by a broadcast of a size.
+    """
+    if not (call.via or "").endswith("object_list"):
+        return (call,)
+    calls = [call]
+    while (calls[0].op, calls[0].dtypes) != SIZE:
+        before = rank.called[call.group].get(calls[0].seq - 1)
+        if before is None or (before.via, before.site) != (call.via, call.site):
+            return (call,)
+        calls.insert(0, before)
+    return tuple(calls)
 
 
 def _root(evidence: Evidence, number: int, wait: Wait) -> int | None:
@@ -43,15 +62,18 @@ def _root(evidence: Evidence, number: int, wait: Wait) -> int | None:
 
 
 def _finding(
-    evidence: Evidence, waits: Mapping[int, Wait], roots: Mapping[int, list[int]]
+    evidence: Evidence,
+    waits: Mapping[int, Wait],
+    roots: Mapping[int, list[int]],
+    group: GroupKey,
+    seq: int,
 ) -> Finding:
     """The majority of those that wait is right, if there is one."""
     sides = sorted(roots.items(), key=lambda side: -len(side[1]))
     (root, right), (other, wrong) = sides[:2]
-    call = waits[wrong[0]].call
-    assert call is not None
+    call = evidence.ranks[wrong[0]].called[group][seq]
     told_by = {rank for _, side in sides for rank in side}
-    gone_on = tuple(sorted({*call.group[1]} - told_by))
+    gone_on = tuple(sorted({*group[1]} - told_by))
     is_known = len(right) > len(wrong) + len(gone_on)
     ranks = tuple(sorted(n for at_root, side in sides if at_root != root for n in side))
     if not is_known:

@@ -2,8 +2,9 @@
 
 from collections.abc import Collection
 
-from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey
+from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey, Json
 from lab.diagnose.words import place_in_words, ranks_in_words
+from lab.node.words import shortened
 
 DEFAULT_GROUP = "0"
 """The name that torch gives the group of all ranks."""
@@ -59,3 +60,16 @@ def who(ranks: Collection[int], evidence: Evidence) -> str:
         return f"rank {rank} ({nodes[0]}, local {evidence.ranks[rank].local_rank})"
     there = f" ({', '.join(nodes)})" if 0 < len(nodes) <= 3 else ""
     return f"{ranks_in_words(ranks)}{there}"
+
+
+def raised_in_words(kind: str, message: str | None) -> str:
+    """`raised ValueError: sample 7 is no number`: with the first line of what it says."""
+    first = (message or "").strip().partition("\n")[0]
+    return shortened(f"raised {kind}{f': {first}' if first else ''}")
+
+
+def exception_in_words(exception: Json) -> str:
+    """The same with its place: `raised ValueError: sample 7 is no number (train.py:9)`."""
+    place = place_in_words(exception["file"], exception["line"])
+    words = raised_in_words(exception["kind"], exception["message"])
+    return words + (f" ({place})" if place else "")
