@@ -165,9 +165,14 @@ def _has_moved(rank: RankRecord) -> bool:
 def settled(run: Path, evidence: dict[str, Any]) -> dict[str, Any]:
     """Judged, and written down."""
     _, answer = judged(evidence)
+    write_down(run, answer)
+    return answer
+
+
+def write_down(run: Path, answer: dict[str, Any]) -> None:
+    """For `lab why`, and for whoever wants to see the evidence."""
     with contextlib.suppress(OSError):  # the disk is full: it is told otherwise, too
         write_whole(run / ANSWER, answer)
-    return answer
 
 
 def main() -> int:

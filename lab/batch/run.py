@@ -189,7 +189,7 @@ class BatchRun:
     ) -> Verdict:
         """Write down how the job ended."""
         from lab.batch.judge import Told, judge
-        from lab.batch.why import judge_failure
+        from lab.batch.why import judge_failure, review_end
 
         try:
             said = (self.directory.path / OUTPUT).read_text(errors="replace").split("\n")
@@ -209,6 +209,9 @@ class BatchRun:
             why = judge_failure(self.directory, self.topology, files.events, first)
             hint = hint_for(first, self._job)
             verdict = replace(verdict, first=first, why=why, hint=hint)
+        elif verdict.kind == "ok":
+            shown = review_end(self.directory, self.topology, files.events)
+            verdict = replace(verdict, why=shown)
         verdict = heard.auditing.close(verdict)
         self.directory.finish(verdict)
         return verdict

@@ -7,14 +7,14 @@ from signal import Signals
 from typing import Any
 
 from lab.batch.files import JobFiles, nodes_of
-from lab.batch.inquiry import JobInquiry, settled
+from lab.batch.inquiry import JobInquiry, settled, write_down
 from lab.diagnose.finding import Finding
 from lab.node.meeting import read
 from lab.node.places import places
 from lab.node.protocol import Message
 from lab.node.questions import rank_answer
 from lab.runs.directory import RunDirectory, explained
-from lab.runs.evidence import Record
+from lab.runs.evidence import Record, reviewed
 from lab.runs.verdict import Failure
 from lab.topology import Topology, load_topology
 
@@ -49,6 +49,20 @@ def judge_failure(
             record.on_message(message)
     evidence = record.evidence("failure", None, asdict(failure))
     return Finding.from_json(settled(run.path, evidence)["finding"])
+
+
+def review_end(run: RunDirectory, topology: Topology, events: Iterable[Message]) -> Finding | None:
+    """What shows of a job whose ranks have all ended well; written down, if anything does."""
+    nodes = nodes_of(topology)
+    record = Record(places(nodes), nodes["names"])
+    for message in events:
+        record.on_message(message)
+    shown = reviewed(record.evidence("end", None, None))
+    if shown is None:
+        return None
+    finding, answer = shown
+    write_down(run.path, answer)
+    return finding
 
 
 def _read_answers(run: Path, asked: Message, record: Record) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from lab.batch import inquiry
 from lab.batch.files import JobFiles, nodes_of
-from lab.batch.why import ask_ranks, judge_failure, why_stalled
+from lab.batch.why import ask_ranks, judge_failure, review_end, why_stalled
 from lab.diagnose.finding import Finding
 from lab.errors import LabError
 from lab.node.meeting import write_whole
@@ -341,3 +341,22 @@ def test_a_stall_counts_until_the_ranks_go_on() -> None:
     stopped = why_stalled([why("paused"), {"type": "stop"}, ended])
     assert stopped is not None
     assert stopped.kind == "paused", "what comes then is lab's own doing"
+
+
+def test_of_a_job_that_ended_well_it_is_told_who_has_called_more(run: RunDirectory) -> None:
+    topology = load_topology(str(run.path / "topology.yaml"))
+    group = {"name": "0", "backend": "gloo", "ranks": [0, 1]}
+    call = {"group": "0", "op": "all_reduce", "shapes": [[2]], "dtypes": ["float32"], "done": True}
+    for counts in ((2, 2), (3, 2)):
+        for rank, count in enumerate(counts):
+            calls = [{**call, "seq": seq, "site": None} for seq in range(1, count + 1)]
+            last = {"time": 1.0, "groups": [group], "collectives": calls}
+            end = {"type": "exit", "code": 0, "signal": None}
+            write_events(run, rank, {"type": "state", "probe": last}, end)
+        files = JobFiles(run.path, nodes_of(topology))
+        files.read(None, lambda _: None)
+        finding = review_end(run, topology, files.events)
+        assert (finding is None) == (len(set(counts)) == 1)
+    assert finding is not None
+    assert (finding.kind, finding.severity) == ("mismatched-collective", "warning")
+    assert json.loads((run.path / "why.json").read_text())["evidence"]["because"] == "end"
