@@ -1,4 +1,4 @@
-"""What was gathered from nodes and ranks, as typed objects: docs/why.md describes the document."""
+"""What was gathered from nodes and ranks, as typed objects."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,10 +14,6 @@ Lane = tuple[GroupKey, int | None, int]
 STOPPED = "T"
 """The state of a process (proc(5)) that a signal has stopped."""
 GONE = ("Z", "X", "gone")
-MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
-"""What calls a module's forward and its hooks (torch.nn.Module)."""
-THREADING = ("/threading.py", "/queue.py")
-"""Where threads wait for each other."""
 BUSY = 0.3
 """Share of a core above which a process works. Low, since it may have to share its core."""
 REACHED = ("ok", "refused")
@@ -216,20 +212,6 @@ class Evidence:
     failure: Json | None
     """The run's first failure, as `lab.runs.verdict.Failure` has it."""
 
-    @classmethod
-    def from_json(cls, data: Json) -> "Evidence":
-        """Read the document. What is missing in it was not seen."""
-        return cls(
-            time=data["time"],
-            because=data["because"],
-            stalled_s=data.get("stalled_s"),
-            world_size=data["world_size"],
-            master=data.get("master"),
-            nodes={name: _node(name, node) for name, node in data["nodes"].items()},
-            ranks={int(rank): _rank(int(rank), one) for rank, one in data["ranks"].items()},
-            failure=data.get("failure"),
-        )
-
     @cached_property
     def groups(self) -> tuple[GroupKey, ...]:
         """All process groups of which somebody has told, the largest first."""
@@ -240,102 +222,3 @@ class Evidence:
         """Where ranks are, each node once."""
         known = [self.ranks[rank].node for rank in sorted(ranks) if rank in self.ranks]
         return tuple(dict.fromkeys(known))
-
-
-def _node(name: str, data: Json) -> Node:
-    return Node(
-        name,
-        alive=data.get("alive", True),
-        answered=data.get("answered", True),
-        ptrace=data.get("ptrace"),
-        peers=data.get("peers") or {},
-        master=data.get("master"),
-    )
-
-
-def _rank(number: int, data: Json) -> Rank:
-    groups = {
-        one["name"]: (one["name"], tuple(sorted(one["ranks"]))) for one in data.get("groups") or ()
-    }
-    calls = [one for one in data.get("collectives") or () if one["group"] in groups]
-    calls.sort(key=lambda one: (one.get("time") or 0.0, one["seq"]))
-    process = data.get("process") or {}
-    threads = sorted(data.get("threads") or (), key=lambda thread: not thread["main"])
-    stacks = [tuple(_frame(frame) for frame in one["frames"]) for one in threads]
-    shown = _shown(stacks)
-    return Rank(
-        number=number,
-        node=data["node"],
-        local_rank=data.get("local_rank", 0),
-        ended=data.get("ended"),
-        process_state=process.get("state"),
-        wants_processor=process.get("busy") or process.get("state") == "R",
-        children={one["pid"]: one["state"] for one in process.get("children") or ()},
-        source=data.get("source"),
-        error=data.get("error"),
-        time=data.get("time"),
-        other_threads=tuple(one["name"] for one in threads if not one["main"]),
-        frames=() if shown is None else stacks[shown],
-        groups={groups[one["name"]]: one.get("backend") or "" for one in data.get("groups") or ()},
-        has_left=any(one.get("left") for one in data.get("groups") or ()),
-        collectives=tuple(
-            _collective(groups[one["group"]], one) for one in calls if not one.get("p2p")
-        ),
-        messages={
-            (groups[one["group"]], one["peer"], one["tag"]): (one["sent"], one["received"])
-            for one in data.get("messages") or ()
-            if one["group"] in groups
-        },
-        unused=tuple(data.get("unused") or ()),
-        pulses=tuple(
-            Pulse(one["time"], one.get("cpu_s"), one.get("seqs") or {}, one.get("where"))
-            for one in data.get("pulses") or ()
-        ),
-        env=data.get("env") or {},
-        exception=data.get("exception"),
-        handles=None if shown is None else threads[shown].get("handles"),
-    )
-
-
-def _shown(stacks: list[tuple[Frame, ...]]) -> int | None:
-    """Whose stack tells: the first, of the main thread, unless that only waits for another's work.
-
-    None: there is no stack.
-    """
-    if not stacks or not stacks[0]:
-        return None
-    main, *others = stacks
-    if main[0].file.endswith(THREADING):
-        for number, frames in enumerate(others, 1):
-            if any("/torch/distributed/" in frame.file for frame in frames):
-                return number
-        working = [n for n, frames in enumerate(others, 1) if any(frame.user for frame in frames)]
-        if len(working) == 1 and any(frame.function.endswith("join") for frame in main[:3]):
-            return working[0]
-    return 0
-
-
-def _frame(data: Json) -> Frame:
-    return Frame(
-        data["file"],
-        data.get("line"),
-        data["function"],
-        data.get("user", False),
-        data.get("arguments"),
-        data.get("code"),
-    )
-
-
-def _collective(group: GroupKey, data: Json) -> Collective:
-    site = data.get("site")
-    return Collective(
-        group=group,
-        seq=data["seq"],
-        op=data["op"],
-        shapes=tuple(tuple(shape) for shape in data["shapes"]),
-        dtypes=tuple(data["dtypes"]),
-        done=data["done"],
-        time=data.get("time"),
-        site=None if site is None else _frame(site),
-        via="forward" if data.get("via") in MODULE_CALLS else data.get("via"),
-    )

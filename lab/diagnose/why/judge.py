@@ -18,6 +18,7 @@ from lab.diagnose.why.lingering import judge_lingering
 from lab.diagnose.why.other_root import judge_other_root
 from lab.diagnose.why.overlooked import judge_end
 from lab.diagnose.why.progress import judge_patience, judge_progress
+from lab.diagnose.why.reading import read_evidence
 from lab.diagnose.why.start import judge_claims, judge_imports, judge_start
 from lab.diagnose.why.unknown import unknown
 from lab.diagnose.why.waits import Wait, waits_of
@@ -51,7 +52,7 @@ def diagnose(evidence: Mapping[str, Any]) -> Finding:
     Args:
         evidence: what was gathered from the nodes and ranks: docs/why.md describes it.
     """
-    seen = Evidence.from_json(evidence)
+    seen = read_evidence(evidence)
     waits = waits_of(seen)
     answers = (question(seen, waits) for question in QUESTIONS)
     finding = next((one for one in answers if one is not None), None) or unknown(seen, waits)
@@ -65,4 +66,4 @@ def review(evidence: Mapping[str, Any]) -> Finding | None:
     Args:
         evidence: as of `diagnose`, with what the ranks said last.
     """
-    return judge_end(Evidence.from_json(evidence))
+    return judge_end(read_evidence(evidence))
