@@ -9,7 +9,7 @@ import sys
 from types import FrameType
 
 from lab import interrupts
-from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, LabError
+from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_UNREAD, EXIT_USAGE, LabError
 
 GARBAGE = 200_000
 """New objects after which Python looks for garbage; its own 700 come up 200 times in a start."""
@@ -24,7 +24,7 @@ def _end(number: int, _frame: FrameType | None) -> None:
     """
     for heard in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(heard, signal.SIG_IGN)
-    sys.exit(128 + number)
+    sys.exit(128 + interrupts.cause(number))
 
 
 def _reopen_closed() -> None:
@@ -71,9 +71,9 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:  # `lab logs | head`
+    except BrokenPipeError:  # `lab logs | head`; not 0: a command that did not come to its end
         print_nowhere(sys.stdout)
-        sys.exit(0)
+        sys.exit(EXIT_UNREAD)
     except OSError as error:
         if error.errno not in FULL:
             raise

@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from lab import interrupts
 from lab.cli.output import say, write
 from lab.lines import LINE_LIMIT, Lines
 
@@ -88,8 +89,9 @@ class RunConsole:
         """See `lab.runs.Listener`."""
         self._break_prompt()
         if message["type"] == "stop" and message["because"] != "failure" and message["grace"]:
+            why = "nobody reads the output any more: " if interrupts.is_unread() else ""
             text = f"ending the ranks, which have {message['grace']:g} s; Ctrl-C ends them at once"
-            say(f"lab: {text}")
+            say(f"lab: {why}{text}")
         if message["type"] == "started":
             self._prefixes.place(message["rank"], message["node"])
         if message["type"] == "restart":

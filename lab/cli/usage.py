@@ -18,9 +18,15 @@ def call(app: typer.Typer) -> int:
 
     Raises:
         UsageError: there is no such command or option, or it does not go like that.
+        BrokenPipeError: nobody reads what it prints any more.
     """
     try:
         return app(prog_name="lab", standalone_mode=False) or 0
+    except SystemExit as end:
+        # The parser and rich take a reader that has gone for a failure, each by itself.
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None
+        raise
     except typer.Abort:
         return EXIT_FAILURE
     except _MISTAKE as error:

@@ -1,7 +1,9 @@
 """`lab` where the caller has closed its output."""
 
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,3 +53,50 @@ def test_a_full_disk_is_told_in_one_line(words: str, lab: Lab) -> None:
     assert last == ("lab: error: what is printed here cannot be written: No space left on device")
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--help", "zoo run --help", "--version", "ps", "ps --json", "zoo list", "check", "logs"],
+)
+def test_a_reader_that_has_gone_ends_other_commands_quietly(words: str, lab: Lab) -> None:
+    lab("run", "-t", "solo", "--on", "local", lab.script("print('out')"))
+    nobody, ours = os.pipe()
+    os.close(nobody)
+    done = subprocess.run(
+        [sys.executable, *COMMAND, *words.split()],
+        cwd=lab.cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=ours,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(ours)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_a_run_whose_two_outputs_nobody_reads_has_its_grace(lab: Lab) -> None:
+    script = lab.script(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: time.sleep(1) or sys.exit(0))\n"
+        "while True:\n"
+        "    print('out', flush=True)\n"
+        "    print('err', file=sys.stderr, flush=True)\n"
+        "    time.sleep(0.05)\n"
+    )
+    nobody, ours = os.pipe()
+    os.close(nobody)
+    words = ["run", "-t", "solo", "--on", "local", script]
+    done = subprocess.run(
+        [sys.executable, *COMMAND, *words],
+        cwd=lab.cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=ours,
+        stderr=ours,
+    )
+    os.close(ours)
+    assert done.returncode == 128 + signal.SIGPIPE
+    (run,) = lab.runs()
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    (end,) = (event for event in events if event["type"] == "exit")
+    assert end["code"] == 0
