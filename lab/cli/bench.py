@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lab.cli.console import progress_line, table_console
+from lab.cli.console import print_table, progress_line
 from lab.cli.options import NodesOption, OnOption, SlotsOption, TopologyOption
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
         table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
-    table_console().print(table)
+    print_table(table)
 
 
 def _cell(value: object) -> str:

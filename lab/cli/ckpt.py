@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lab.cli.console import table_console
+from lab.cli.console import print_table
 from lab.cli.options import JsonOption, run_ids
 from lab.cli.output import one_line
 from lab.errors import EXIT_FAILURE, UsageError
@@ -201,7 +201,7 @@ def _print_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
 
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))
-    table_console().print(table)
+    print_table(table)

@@ -14,6 +14,7 @@ from lab.lines import LINE_LIMIT, Lines
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from lab.channel import Progress
     from lab.runs.verdict import Verdict
@@ -24,6 +25,9 @@ LAST_LINES = 30
 """How much of a traceback the end of a run repeats."""
 TOLD = ("failed", "unknown")
 """Kinds of findings that say no more than the end of the run itself."""
+LEAST = 12
+"""Columns that the last cell of a row has at least where it is folded."""
+UNBOUNDED = 10_000
 UPDATE_EVERY = {True: 2.0, False: 60.0}
 """Seconds between two states of a progress bar: on a terminal, and elsewhere."""
 
@@ -176,7 +180,29 @@ def table_console() -> "Console":
     from rich.console import Console
 
     console = Console(markup=False)
-    return console if console.is_terminal else Console(markup=False, width=10_000)
+    return console if console.is_terminal else Console(markup=False, width=UNBOUNDED)
+
+
+def print_table(table: "Table") -> None:
+    """A table in which words stay whole, ids and names above all: only its last column folds.
+
+    Where that leaves it too little (`LEAST`), rows are as long as they are, and the terminal breaks
+    them.
+    """
+    from rich.console import Console
+
+    *others, last = table.columns
+    for column in others:
+        column.no_wrap = True
+    last.overflow = "fold"
+    width = table_console().width
+    console = Console(markup=False, width=UNBOUNDED)
+    natural = console.measure(table).maximum
+    widest = max(console.measure(cell).maximum for cell in last.cells)
+    folds = natural - widest + min(widest, LEAST) <= width
+    with console.capture() as captured:
+        console.print(table, width=width if folds else natural)
+    write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()), sys.stdout)
 
 
 class JsonConsole:

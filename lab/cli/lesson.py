@@ -11,9 +11,9 @@ import typer
 from lab.cli.console import (
     Prefixes,
     RunConsole,
+    print_table,
     print_verdict,
     progress_line,
-    table_console,
 )
 from lab.cli.options import (
     BackendOption,
@@ -181,7 +181,7 @@ def _show(outcomes: list[Outcome]) -> None:
             "-" if report is None else str(report.judged - len(report.failed)),
             "yes" if outcome.ok else "NO",
         )
-    table_console().print(table)
+    print_table(table)
     sys.stdout.flush()
     for outcome in outcomes:
         if not outcome.ok:

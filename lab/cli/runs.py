@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lab.cli.console import Prefixes, colours_wanted, table_console
+from lab.cli.console import Prefixes, colours_wanted, print_table
 from lab.cli.jobs import note_ends, state_in_words
 from lab.cli.options import JsonOption, RankOption, RunArgument, chosen_ranks
 from lab.cli.output import UNSEEN, one_line, printable
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from lab.runs.directory import RunDirectory
     from lab.topology import Topology
 
+LAB_COLUMNS = ("LAB", "TOPOLOGY", "NODES", "STATE", "AGE", "FOLDER")
+RUN_COLUMNS = ("RUN", "ON", "NODES", "RANKS", "STATE", "EXIT", "AGE", "JOB")
 POLL = 0.2
 """Seconds between two looks for new lines."""
 BLOCK = 1 << 16
@@ -42,10 +44,9 @@ def ps(as_json: JsonOption = False) -> None:
         return
     from rich.table import Table
 
-    console = table_console()
     tables = [
-        _table(Table, "LAB", "TOPOLOGY", "NODES", "STATE", "AGE", "FOLDER"),
-        _table(Table, "RUN", "ON", "NODES", "RANKS", "STATE", "EXIT", "AGE", "JOB"),
+        Table(*LAB_COLUMNS, box=None, pad_edge=False),
+        Table(*RUN_COLUMNS, box=None, pad_edge=False),
     ]
     for lab in labs:
         tables[0].add_row(
@@ -69,15 +70,10 @@ def ps(as_json: JsonOption = False) -> None:
         )
     no_lab = "no lab is up" + ("" if sees_containers else UNSEEN)
     for table, nothing in zip(tables, (no_lab, "no runs in this folder"), strict=True):
-        console.print(table if table.row_count else nothing)
-
-
-def _table(kind: Any, *columns: str) -> Any:
-    table = kind(box=None, pad_edge=False)
-    for column in columns:
-        folds = column in ("LAB", "TOPOLOGY", "FOLDER", "RUN", "JOB")
-        table.add_column(column, overflow="fold", no_wrap=not folds)
-    return table
+        if table.row_count:
+            print_table(table)
+        else:
+            print(nothing)
 
 
 def _age(created: str | None) -> str:
