@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lab.cli.console import Prefixes, colours_wanted, print_table
-from lab.cli.jobs import note_ends, state_in_words
+from lab.cli.jobs import note_ends, say_end, state_in_words
 from lab.cli.options import JsonOption, RankOption, RunArgument, chosen_ranks
 from lab.cli.output import UNSEEN, one_line, printable
 from lab.lines import Lines
@@ -100,7 +100,10 @@ def logs(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What the ranks of a run wrote: stdout to stdout, stderr to stderr, with their prefixes."""
+    """What the ranks of a run wrote: stdout to stdout, stderr to stderr, with their prefixes.
+
+    Where they wrote nothing, and where none has begun, how the run ended.
+    """
     from lab.runs.directory import RunDirectory
     from lab.topology import load_topology
 
@@ -130,6 +133,8 @@ def logs(
         if not over:
             time.sleep(POLL)
             note_ends([run])
+    if run.state != "running" and not any(source.is_there for source in files):
+        say_end(run)
 
 
 def _moves_ranks(run: "RunDirectory", topology: "Topology") -> bool:
@@ -153,6 +158,11 @@ class LogFile:
         self._offset = 0 if tail is None else _tail_offset(self._path, tail)
         self._lines = Lines()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def is_there(self) -> bool:
+        """Whether anything was written to it."""
+        return self._path.is_file() and self._path.stat().st_size > 0
 
     def lines(self, over: bool) -> Iterator[str]:
         """The lines since the last call; `over`: nothing follows what is there now."""

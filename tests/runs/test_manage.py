@@ -103,6 +103,20 @@ def test_a_detached_run_whose_ranks_never_start_says_why(lab: Lab) -> None:
     assert "cannot be written" in done.stderr
 
 
+def test_of_a_run_without_ranks_logs_and_why_say_what_it_was_refused_for(lab: Lab) -> None:
+    (lab.cwd / "host.yaml").write_text(
+        "on: ssh\nnodes: [{name: a, address: 127.0.0.1}]\nssh: {port: 9}\n"
+    )
+    refused = lab("run", "-t", "host.yaml", lab.script(""))
+    assert refused.returncode == 1
+    reason = refused.stderr.splitlines()[-1].removeprefix("lab: error: ")
+    (run,) = lab.runs()
+    for command in ("logs", "why"):
+        done = lab(command)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert done.stderr == f"lab: run {run.name}: {reason}\n"
+
+
 def test_stop_now_does_not_wait_for_the_grace(lab: Lab) -> None:
     ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     try:
