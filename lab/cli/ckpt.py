@@ -163,8 +163,10 @@ def _folders(place: str | None) -> Iterator[Path]:
     elif Path(place).is_dir():
         yield Path(place).resolve()
         yield Path(place).resolve() / FOLDER
-    else:
+    elif any(place in run.id for run in RunDirectory.all(Path.cwd())):
         yield RunDirectory.find(Path.cwd(), place).path / FOLDER
+    else:
+        raise UsageError(f"{place} is no folder here, and in no run's id; lab ps shows the runs")
 
 
 def _summary(one: "Found") -> dict[str, Any]:
