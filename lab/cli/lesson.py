@@ -15,6 +15,7 @@ from lab.cli.console import (
     print_verdict,
     progress_line,
 )
+from lab.cli.interrupted import nodes_told
 from lab.cli.options import (
     BackendOption,
     JsonOption,
@@ -145,7 +146,8 @@ def _run(lessons: list[Lesson], topology: "Topology", *, quiet: bool) -> list[Ou
     words = ["lab.lessons.worker", "--backend", topology.resolved_backend(), *modules]
     job = Job.from_command_line(words, module=True, topology=topology, cwd=Path.cwd())
     console = RunConsole(Prefixes({rank.rank: rank.node.name for rank in topology.ranks()}))
-    directory, verdict = execute(topology, job, progress_line(), [] if quiet else [console])
+    with nodes_told(topology):
+        directory, verdict = execute(topology, job, progress_line(), [] if quiet else [console])
     if verdict.kind == "interrupted":
         print_verdict(verdict)
         raise typer.Exit(verdict.exit_code)

@@ -16,6 +16,7 @@ from lab.cli.console import Prefixes, colours_wanted, print_table
 from lab.cli.jobs import note_ends, say_end, state_in_words
 from lab.cli.options import JsonOption, RankOption, RunArgument, chosen_ranks
 from lab.cli.output import UNSEEN, one_line, printable
+from lab.errors import EXIT_INTERRUPTED
 from lab.lines import Lines
 
 if TYPE_CHECKING:
@@ -120,6 +121,17 @@ def logs(
         for node in everywhere or [places[r]]
         for stream in ("out", "err")
     ]
+    try:
+        _print_lines(run, files, prefixes, follow, as_json)
+    except KeyboardInterrupt:  # the way to end it; nothing else is interrupted by that
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if run.state != "running" and not any(source.is_there for source in files):
+        say_end(run)
+
+
+def _print_lines(
+    run: "RunDirectory", files: "list[LogFile]", prefixes: Prefixes, follow: bool, as_json: bool
+) -> None:
     over = False
     while not over:
         over = not follow or run.state != "running"  # asked before reading: nothing is missed
@@ -133,8 +145,6 @@ def logs(
         if not over:
             time.sleep(POLL)
             note_ends([run])
-    if run.state != "running" and not any(source.is_there for source in files):
-        say_end(run)
 
 
 def _moves_ranks(run: "RunDirectory", topology: "Topology") -> bool:

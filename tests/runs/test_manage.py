@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Lab
+from tests.runs.test_local_runs import wait_for_output
 
 SLEEP = "import time; print('ready', flush=True); time.sleep(1000)"
 
@@ -192,6 +193,18 @@ def test_a_reader_that_has_gone_ends_the_run(lab: Lab) -> None:
     told = shown(lab)
     assert (told["state"], told["verdict"]["kind"]) == ("finished", "interrupted")
     running.stdout = None  # there is nothing left to read
+
+
+def test_whoever_follows_a_run_interrupts_nothing_else(lab: Lab) -> None:
+    lab.start("run", "-t", "solo", "--on", "local", lab.script(SLEEP))
+    wait_for_output(lab, "ready")
+    follower = lab.start("logs", "-f")
+    assert follower.stdout is not None
+    assert follower.stdout.readline() == "[0 node0] ready\n"
+    follower.send_signal(signal.SIGINT)
+    _, error = follower.communicate(timeout=60)
+    assert (follower.returncode, error) == (130, "")
+    assert shown(lab)["state"] == "running"
 
 
 def test_ids_that_are_ambiguous(lab: Lab) -> None:
