@@ -185,11 +185,13 @@ def gc(
     as_json: JsonOption = False,
 ) -> None:
     """Find and remove what a killed controller or a broken start left behind."""
+    from lab.cache import wheels_folder
+    from lab.temporary import remove_left_folders
     from lab.transport.docker import engine_answers
     from lab.transport.garbage import collect_garbage, end_leftovers
     from lab.transport.venvs import remove_venvs
 
-    removed = end_leftovers(dry_run)
+    removed = end_leftovers(dry_run) + remove_left_folders(dry_run, wheels_folder())
     sees_containers = engine_answers()
     if sees_containers:
         removed += collect_garbage(Path.cwd(), dry_run, images=images)
