@@ -1,6 +1,7 @@
 """The `lab` command: turns every end into an exit code, and errors into one line."""
 
 import atexit
+import contextlib
 import errno
 import gc
 import os
@@ -25,6 +26,12 @@ def _end(number: int, _frame: FrameType | None) -> None:
     for heard in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(heard, signal.SIG_IGN)
     sys.exit(128 + interrupts.cause(number))
+
+
+def _complain(text: str) -> None:
+    """On stderr; where nobody reads that, the exit code has to say it alone."""
+    with contextlib.suppress(BrokenPipeError):
+        print(f"lab: error: {text}", file=sys.stderr)
 
 
 def _reopen_closed() -> None:
@@ -55,7 +62,7 @@ def main() -> None:
     try:
         os.getcwd()  # noqa: PTH109 - only whether there is one
     except FileNotFoundError:
-        print("lab: error: the current folder has gone: go to another one", file=sys.stderr)
+        _complain("the current folder has gone: go to another one")
         sys.exit(EXIT_USAGE)
     from lab.cli.output import print_nowhere
 
@@ -67,7 +74,7 @@ def main() -> None:
         sys.stdout.flush()  # here, where it is known what to say if it cannot be
         sys.exit(code)
     except LabError as error:
-        print(f"lab: error: {error}", file=sys.stderr)
+        _complain(str(error))
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
@@ -79,7 +86,7 @@ def main() -> None:
             raise
         print_nowhere(sys.stdout)
         what = error.filename or "what is printed here"
-        print(f"lab: error: {what} cannot be written: {error.strerror}", file=sys.stderr)
+        _complain(f"{what} cannot be written: {error.strerror}")
         sys.exit(EXIT_FAILURE)
 
 

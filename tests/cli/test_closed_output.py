@@ -75,6 +75,16 @@ def test_a_reader_that_has_gone_ends_other_commands_quietly(words: str, lab: Lab
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.parametrize(("words", "code"), [("nosuch", 2), ("check nosuch", 2), ("rm x y", 2)])
+def test_an_error_that_nobody_reads_keeps_its_exit_code(words: str, code: int, lab: Lab) -> None:
+    nobody, ours = os.pipe()
+    os.close(nobody)
+    command = [sys.executable, *COMMAND, *words.split()]
+    done = subprocess.run(command, cwd=lab.cwd, stdout=ours, stderr=ours)
+    os.close(ours)
+    assert done.returncode == code
+
+
 def test_a_run_whose_two_outputs_nobody_reads_has_its_grace(lab: Lab) -> None:
     script = lab.script(
         "import signal, sys, time\n"
