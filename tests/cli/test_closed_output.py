@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.cli import bench
 from tests.conftest import COMMAND, Lab
 
 
@@ -110,3 +111,16 @@ def test_a_run_whose_two_outputs_nobody_reads_has_its_grace(lab: Lab) -> None:
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     (end,) = (event for event in events if event["type"] == "exit")
     assert end["code"] == 0
+
+
+def test_what_was_measured_is_written_though_nobody_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unread(_rows: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "_print_table", unread)
+    with pytest.raises(BrokenPipeError):
+        bench._measure("test", lambda _progress: [{"ms": 1}])
+    assert json.loads((tmp_path / "outputs/bench-test.json").read_text()) == [{"ms": 1}]
