@@ -202,7 +202,7 @@ def print_table(table: "Table") -> None:
     folds = natural - widest + min(widest, LEAST) <= width
     with console.capture() as captured:
         console.print(table, width=width if folds else natural)
-    write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()), sys.stdout)
+    write("".join(f"{line.rstrip()}\n" for line in captured.get()[:-1].split("\n")), sys.stdout)
 
 
 class JsonConsole:
