@@ -1,6 +1,7 @@
 """The `lab` command: turns every end into an exit code, and errors into one line."""
 
 import atexit
+import contextlib
 import errno
 import gc
 import os
@@ -9,7 +10,7 @@ import sys
 from types import FrameType
 
 from lab import interrupts
-from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, LabError
+from lab.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_UNREAD, EXIT_USAGE, LabError
 
 GARBAGE = 200_000
 """New objects after which Python looks for garbage; its own 700 come up 200 times in a start."""
@@ -24,7 +25,13 @@ def _end(number: int, _frame: FrameType | None) -> None:
     """
     for heard in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(heard, signal.SIG_IGN)
-    sys.exit(128 + number)
+    sys.exit(128 + interrupts.cause(number))
+
+
+def _complain(text: str) -> None:
+    """On stderr; where nobody reads that, the exit code has to say it alone."""
+    with contextlib.suppress(BrokenPipeError):
+        print(f"lab: error: {text}", file=sys.stderr)
 
 
 def _reopen_closed() -> None:
@@ -55,7 +62,7 @@ def main() -> None:
     try:
         os.getcwd()  # noqa: PTH109 - only whether there is one
     except FileNotFoundError:
-        print("lab: error: the current folder has gone: go to another one", file=sys.stderr)
+        _complain("the current folder has gone: go to another one")
         sys.exit(EXIT_USAGE)
     from lab.cli.output import print_nowhere
 
@@ -67,19 +74,19 @@ def main() -> None:
         sys.stdout.flush()  # here, where it is known what to say if it cannot be
         sys.exit(code)
     except LabError as error:
-        print(f"lab: error: {error}", file=sys.stderr)
+        _complain(str(error))
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:  # `lab logs | head`
+    except BrokenPipeError:  # `lab logs | head`; not 0: a command that did not come to its end
         print_nowhere(sys.stdout)
-        sys.exit(0)
+        sys.exit(EXIT_UNREAD)
     except OSError as error:
         if error.errno not in FULL:
             raise
         print_nowhere(sys.stdout)
         what = error.filename or "what is printed here"
-        print(f"lab: error: {what} cannot be written: {error.strerror}", file=sys.stderr)
+        _complain(f"{what} cannot be written: {error.strerror}")
         sys.exit(EXIT_FAILURE)
 
 

@@ -9,3 +9,8 @@ def cache_folder() -> Path:
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     base = given if given.is_absolute() else Path.home() / ".cache"
     return base / "multinode-lab"
+
+
+def wheels_folder() -> Path:
+    """Packages that deployments carry to hosts."""
+    return cache_folder() / "wheels"

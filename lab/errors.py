@@ -9,6 +9,8 @@ EXIT_STALLED = 75
 EXIT_TIMEOUT = 124
 """As timeout(1) has it."""
 EXIT_INTERRUPTED = 130
+EXIT_UNREAD = 141
+"""Nobody reads the output any more: what the signal for that, SIGPIPE, does to other commands."""
 
 
 class LabError(Exception):

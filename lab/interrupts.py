@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 _count = 0
+_unread = False
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -27,6 +28,25 @@ def catch() -> None:
 def count() -> int:
     """How many there have been."""
     return _count
+
+
+def end_unread() -> None:
+    """Nobody reads what this process prints: ask it to end, as SIGTERM does; only once."""
+    global _unread
+    if not _unread:
+        _unread = True
+        signal.raise_signal(signal.SIGTERM)
+
+
+def is_unread() -> bool:
+    """Whether that has come."""
+    return _unread
+
+
+def cause(number: int) -> signal.Signals:
+    """What a signal has come for: SIGPIPE where the SIGTERM is `end_unread`'s."""
+    is_own = _unread and number == signal.SIGTERM
+    return signal.SIGPIPE if is_own else signal.Signals(number)
 
 
 def is_unwanted(number: int) -> bool:

@@ -31,6 +31,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no Docker engine answers"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_keyboard_interrupt() -> None:
+    """Have another Ctrl-C wait for the fixtures, which end what they started; a third one does not.
+
+    A worker of xdist leaves the third one to whoever started it.
+    """
+
+    def wait(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.write(2, b"\nending what the tests have started; Ctrl-C again leaves it running\n")
+
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    signal.signal(signal.SIGINT, signal.SIG_IGN if is_worker else wait)
+
+
 class Lab:
     """The `lab` command, as a user calls it in one folder."""
 

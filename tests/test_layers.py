@@ -10,7 +10,7 @@ import lab
 
 PACKAGE = Path(lab.__file__).parent
 LAYERS = (
-    ("children", "errors", "interrupts", "lazy", "lines", "parallel", "threads"),
+    ("children", "errors", "interrupts", "lazy", "lines", "parallel", "temporary", "threads"),
     ("packaged", "cache", "channel", "topology", "rank", "training"),
     ("node", "templates"),
     ("deploy", "diagnose"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lab.cli.console import progress_line, table_console
+from lab.cli.console import print_table, progress_line
 from lab.cli.options import NodesOption, OnOption, SlotsOption, TopologyOption
 
 if TYPE_CHECKING:
@@ -276,6 +276,8 @@ def _bench_on_nodes(
 
     def show(table: dict[str, Any]) -> None:
         done.append(table)
+        # First: whoever reads the tables may go before their end.
+        write_json(path, {"benchmark": suite.name, "machine": machine(), "tables": done})
         print(
             f"\n{table['title']}: {loaded.name} ({loaded.on}), nodes: {table['nodes']}, "
             f"ranks: {table['world']}, rate: {table['rate']}, rounds: {runs}"
@@ -283,7 +285,6 @@ def _bench_on_nodes(
         _print_table(table["rows"])
         for note in table["notes"]:
             print(note)
-        write_json(path, {"benchmark": suite.name, "machine": machine(), "tables": done})
 
     with progress_line() as progress:
         run_suite(suite, loaded, plan, progress, show)
@@ -296,9 +297,9 @@ def _measure(name: str, bench: Callable[["Progress"], Sequence[dict[str, Any]]])
 
     with progress_line() as progress:
         rows = bench(progress)
-    _print_table(rows)
     path = Path("outputs") / f"bench-{name}.json"
-    write_json(path, rows)
+    write_json(path, rows)  # first, as above
+    _print_table(rows)
     print(f"written to {path}")
 
 
@@ -312,7 +313,7 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
         table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
-    table_console().print(table)
+    print_table(table)
 
 
 def _cell(value: object) -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lab.cli.console import print_table
 from lab.cli.options import (
     BackendOption,
     JsonOption,
@@ -64,17 +65,7 @@ def check(
         print(json.dumps(summary(loaded), indent=2))
         return
 
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if console.is_terminal:
-        console.print(rank_table(loaded))
-    else:
-        # However long the names are: nobody wants them folded or cut in a file.
-        wide = Console(highlight=False, width=1000)
-        with wide.capture() as captured:
-            wide.print(rank_table(loaded))
-        print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    print_table(rank_table(loaded))
     print()
     for name, value in totals(loaded):
         print(f"{name:<8}{value}")
@@ -87,10 +78,10 @@ def rank_table(topology: "Topology") -> "Table":
     addressed = any(node.address for node in topology.nodes)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("rank", "local rank", "node rank"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("node", overflow="fold")
+        table.add_column(column, justify="right")
+    table.add_column("node")
     if addressed:
-        table.add_column("address", overflow="fold")
+        table.add_column("address")
 
     world = topology.world_size
     bounded = world > HEAD + TAIL

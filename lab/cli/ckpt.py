@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lab.cli.console import table_console
+from lab.cli.console import print_table
 from lab.cli.options import JsonOption, run_ids
 from lab.cli.output import one_line
 from lab.errors import EXIT_FAILURE, UsageError
@@ -163,8 +163,10 @@ def _folders(place: str | None) -> Iterator[Path]:
     elif Path(place).is_dir():
         yield Path(place).resolve()
         yield Path(place).resolve() / FOLDER
-    else:
+    elif any(place in run.id for run in RunDirectory.all(Path.cwd())):
         yield RunDirectory.find(Path.cwd(), place).path / FOLDER
+    else:
+        raise UsageError(f"{place} is no folder here, and in no run's id; lab ps shows the runs")
 
 
 def _summary(one: "Found") -> dict[str, Any]:
@@ -201,7 +203,7 @@ def _print_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
 
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))
-    table_console().print(table)
+    print_table(table)

@@ -8,11 +8,13 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from lab import interrupts
 from lab.cli.output import say, write
 from lab.lines import LINE_LIMIT, Lines
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from lab.channel import Progress
     from lab.runs.verdict import Verdict
@@ -25,6 +27,9 @@ TOLD = ("failed", "unknown")
 """Kinds of findings that say no more than the end of the run itself, if they are about its rank."""
 MOST_OTHERS = 8
 """How many other reasons of failure the end of a run tells of."""
+LEAST = 12
+"""Columns that the last cell of a row has at least where it is folded."""
+UNBOUNDED = 10_000
 UPDATE_EVERY = {True: 2.0, False: 60.0}
 """Seconds between two states of a progress bar: on a terminal, and elsewhere."""
 
@@ -90,8 +95,9 @@ class RunConsole:
         """See `lab.runs.Listener`."""
         self._break_prompt()
         if message["type"] == "stop" and message["because"] != "failure" and message["grace"]:
+            why = "nobody reads the output any more: " if interrupts.is_unread() else ""
             text = f"ending the ranks, which have {message['grace']:g} s; Ctrl-C ends them at once"
-            say(f"lab: {text}")
+            say(f"lab: {why}{text}")
         if message["type"] == "started":
             self._prefixes.place(message["rank"], message["node"])
         if message["type"] == "restart":
@@ -176,7 +182,29 @@ def table_console() -> "Console":
     from rich.console import Console
 
     console = Console(markup=False)
-    return console if console.is_terminal else Console(markup=False, width=10_000)
+    return console if console.is_terminal else Console(markup=False, width=UNBOUNDED)
+
+
+def print_table(table: "Table") -> None:
+    """A table in which words stay whole, ids and names above all: only its last column folds.
+
+    Where that leaves it too little (`LEAST`), rows are as long as they are, and the terminal breaks
+    them.
+    """
+    from rich.console import Console
+
+    *others, last = table.columns
+    for column in others:
+        column.no_wrap = True
+    last.overflow = "fold"
+    width = table_console().width
+    console = Console(markup=False, width=UNBOUNDED)
+    natural = console.measure(table).maximum
+    widest = max(console.measure(cell).maximum for cell in last.cells)
+    folds = natural - widest + min(widest, LEAST) <= width
+    with console.capture() as captured:
+        console.print(table, width=width if folds else natural)
+    write("".join(f"{line.rstrip()}\n" for line in captured.get()[:-1].split("\n")), sys.stdout)
 
 
 class JsonConsole:

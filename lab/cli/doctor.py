@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from lab.cli.console import colours_wanted, progress_line, table_console
+from lab.cli.interrupted import nodes_told
 from lab.cli.options import (
     BackendOption,
     JsonOption,
@@ -56,13 +57,14 @@ def doctor(
 
     loaded = load_topology(topology, nodes=nodes, slots=slots, on=on, backend=backend)
     began = time.monotonic()
-    with progress_line() as progress:
-        exam, conversation = begin(loaded, Path.cwd(), progress)
-    try:
-        with _live(exam, as_json) as show:
-            Examination(exam, conversation, show).run()
-    finally:
-        conversation.close()
+    with nodes_told(loaded):
+        with progress_line() as progress:
+            exam, conversation = begin(loaded, Path.cwd(), progress)
+        try:
+            with _live(exam, as_json) as show:
+                Examination(exam, conversation, show).run()
+        finally:
+            conversation.close()
     checks = judge(exam)
     status = worst(checks)
     if as_json:

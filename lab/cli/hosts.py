@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lab.cli.console import table_console
+from lab.cli.console import print_table
 from lab.cli.options import JsonOption, NodesOption, OnOption, TopologyOption
 from lab.cli.output import one_line
 
@@ -52,17 +52,16 @@ def _print_table(found: "list[NodeFacts]") -> None:
     table = Table(box=None, pad_edge=False)
     for column in COLUMNS:
         right = column in ("CORES", "MEMORY", "LOAD", "CLOCK", "DISK FREE")
-        table.add_column(column, justify="right" if right else "left", no_wrap=column == "NODE")
+        table.add_column(column, justify="right" if right else "left")
     for one in found:
         if one.facts is None:
             table.add_row(one.node, one.reached_by, "no")
         else:
             table.add_row(one.node, one.reached_by, "yes", *map(one_line, _cells(one, one.facts)))
-    console = table_console()
-    console.print(table)
+    print_table(table)
     for one in found:
         if one.facts is None:
-            console.print(f"{one.node}: {one_line(one.problem or '')}", soft_wrap=True)
+            print(f"{one.node}: {one_line(one.problem or '')}")
 
 
 def _cells(one: "NodeFacts", facts: dict[str, Any]) -> list[str]:

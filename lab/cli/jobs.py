@@ -1,9 +1,10 @@
-"""Runs that are jobs of Slurm, for commands that ask where a run stands."""
+"""Where a run stands, for commands that ask; it may be a job of Slurm."""
 
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lab.cli.output import say
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -20,6 +21,12 @@ def note_ends(runs: "Sequence[RunDirectory]") -> None:
         refresh(runs)
     except LabError as error:
         print(f"lab: warning: {error}", file=sys.stderr)
+
+
+def say_end(run: "RunDirectory") -> None:
+    """How a run ended, or what it was refused for, in one line."""
+    verdict = run.read_json("verdict.json") or {}
+    say(f"lab: run {run.id}: {verdict.get('summary', 'its controller was killed')}")
 
 
 def state_in_words(state: str, info: dict[str, Any]) -> str:

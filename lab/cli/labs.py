@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from lab.cli.console import progress_line
+from lab.cli.interrupted import nodes_told
 from lab.cli.options import JsonOption, NodesOption, OnOption, SlotsOption, TopologyOption
 from lab.cli.output import UNSEEN, write
 from lab.errors import UsageError
@@ -38,7 +39,7 @@ def up(
         return
     loaded = load_topology(topology, nodes=nodes, slots=slots, on=on)
     transport = transport_for(loaded, Path.cwd())
-    with progress_line() as progress:
+    with nodes_told(loaded), progress_line() as progress:
         transport.up(progress)
         warm_up(loaded, transport, Path.cwd())
     names = ", ".join(node.name for node in loaded.nodes[:8])
@@ -83,7 +84,7 @@ def down(
         client.close()
         others = sorted(lab.topology for lab in here if lab.topology != loaded.name)
         was_up = any(lab.topology == loaded.name for lab in here)
-    with progress_line() as progress:
+    with nodes_told(loaded), progress_line() as progress:
         transport_for(loaded, Path.cwd()).down(progress)
     print(f"lab: {loaded.name} {'is down' if was_up else 'was not up in this folder'}")
     if others and not was_up:
@@ -184,11 +185,13 @@ def gc(
     as_json: JsonOption = False,
 ) -> None:
     """Find and remove what a killed controller or a broken start left behind."""
+    from lab.cache import wheels_folder
+    from lab.temporary import remove_left_folders
     from lab.transport.docker import engine_answers
     from lab.transport.garbage import collect_garbage, end_leftovers
     from lab.transport.venvs import remove_venvs
 
-    removed = end_leftovers(dry_run)
+    removed = end_leftovers(dry_run) + remove_left_folders(dry_run, wheels_folder())
     sees_containers = engine_answers()
     if sees_containers:
         removed += collect_garbage(Path.cwd(), dry_run, images=images)

@@ -11,10 +11,11 @@ import typer
 from lab.cli.console import (
     Prefixes,
     RunConsole,
+    print_table,
     print_verdict,
     progress_line,
-    table_console,
 )
+from lab.cli.interrupted import nodes_told
 from lab.cli.options import (
     BackendOption,
     JsonOption,
@@ -145,7 +146,8 @@ def _run(lessons: list[Lesson], topology: "Topology", *, quiet: bool) -> list[Ou
     words = ["lab.lessons.worker", "--backend", topology.resolved_backend(), *modules]
     job = Job.from_command_line(words, module=True, topology=topology, cwd=Path.cwd())
     console = RunConsole(Prefixes({rank.rank: rank.node.name for rank in topology.ranks()}))
-    directory, verdict = execute(topology, job, progress_line(), [] if quiet else [console])
+    with nodes_told(topology):
+        directory, verdict = execute(topology, job, progress_line(), [] if quiet else [console])
     if verdict.kind == "interrupted":
         print_verdict(verdict)
         raise typer.Exit(verdict.exit_code)
@@ -181,7 +183,7 @@ def _show(outcomes: list[Outcome]) -> None:
             "-" if report is None else str(report.judged - len(report.failed)),
             "yes" if outcome.ok else "NO",
         )
-    table_console().print(table)
+    print_table(table)
     sys.stdout.flush()
     for outcome in outcomes:
         if not outcome.ok:

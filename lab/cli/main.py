@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from lab import __version__
+from lab.cli.output import say
 from lab.errors import LabError
 
 _HERE = "Labs and runs"
@@ -110,7 +111,7 @@ class _Group(TyperGroup):
         return list(self.commands)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command.
+        """Run a command; of Ctrl-C that one line is said, with what it was raised with.
 
         Raises:
             LabError: what it read ended too early. The parser would end without a word, as where
@@ -118,6 +119,9 @@ class _Group(TyperGroup):
         """
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            say("; ".join(("lab: interrupted", *map(str, interrupt.args))))
+            raise
         except EOFError as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}:{place.lineno}"

@@ -51,6 +51,9 @@ def new(
             "MODULE:CLASS"
         )
     _refuse_to_hide_a_module(file, model)
+    if not file.parent.exists():
+        folder = shlex.quote(str(file.parent))
+        raise UsageError(f"there is no folder {file.parent}; make it first: mkdir -p {folder}")
     chosen = _own(model, file) if ":" in model else model
     try:
         write_atomically(file, compose(file.name, parallel, chosen))

@@ -84,9 +84,9 @@ def run_ids(incomplete: str) -> list[str]:
 
 def topologies(incomplete: str) -> list[str]:
     """For the shell's completion: presets, and files that may be topologies."""
-    from lab.topology import PRESETS
+    from lab.topology.source import PRESETS, may_be_topology
 
-    files = [str(path) for path in Path().glob("*.y*ml")]
+    files = [str(path) for path in Path().glob("*.y*ml") if may_be_topology(path)]
     return [name for name in (*PRESETS, *files) if name.startswith(incomplete)]
 
 

@@ -3,9 +3,10 @@
 import errno
 import os
 import re
-import signal
 import sys
 from typing import TextIO
+
+from lab import interrupts
 
 UNSEEN = ", as far as can be seen: no Docker engine answers"
 """What is added where nothing is found, and containers were not looked at."""
@@ -36,7 +37,7 @@ def write(text: str, file: TextIO | None) -> None:
     A file that was closed before we began (`>&-`) is None in `sys`, and nobody wants to see it.
 
     A terminal that closes sends SIGHUP itself. A pipe says nothing but the error, so that its end
-    is made a SIGTERM, which the run controller takes as a wish to end in order.
+    is made a SIGTERM, which the run controller takes as a wish to end in order; one for both pipes.
     """
     if file is None:
         return
@@ -48,7 +49,7 @@ def write(text: str, file: TextIO | None) -> None:
             raise
         print_nowhere(file)
         if error.errno == errno.EPIPE:
-            signal.raise_signal(signal.SIGTERM)
+            interrupts.end_unread()
 
 
 def print_nowhere(file: TextIO) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lab.cli.console import Prefixes, RunConsole, print_verdict, progress_line
+from lab.cli.interrupted import nodes_told
 from lab.cli.options import (
     BackendOption,
     JsonOption,
@@ -155,7 +156,8 @@ def _run(
         file=sys.stderr,
     )
     # With --json stdout is for one document: what ranks print stays in the run directory.
-    directory, verdict = execute(topology, job, progress_line(), [] if quiet else [console])
+    with nodes_told(topology):
+        directory, verdict = execute(topology, job, progress_line(), [] if quiet else [console])
     path = directory.path / "prove.json"
     found = None
     if path.is_file():

@@ -17,6 +17,7 @@ from lab.cli.console import (
 )
 from lab.cli.detach import start_detached
 from lab.cli.durations import seconds
+from lab.cli.interrupted import nodes_told
 from lab.cli.options import (
     ON_STALL,
     STALL,
@@ -229,16 +230,17 @@ def run(
         deploy=not no_deploy,
         stall=watch,
     )
-    if detach:
-        start_detached(lambda started: _finish(go([console, started]), quiet))
-        return
-    # What was closed (`<&-`) may be another file's descriptor by now.
-    stdin = None if sys.stdin is None else Stdin(console)
-    if as_json:
-        verdict = go([JsonConsole()], stdin=stdin)[1]
-        JsonConsole().event({"type": "verdict", **verdict.to_json()})
-        raise typer.Exit(verdict.exit_code)
-    raise typer.Exit(_finish(go([console], stdin=stdin), quiet))
+    with nodes_told(loaded):
+        if detach:
+            start_detached(lambda started: _finish(go([console, started]), quiet))
+            return
+        # What was closed (`<&-`) may be another file's descriptor by now.
+        stdin = None if sys.stdin is None else Stdin(console)
+        if as_json:
+            verdict = go([JsonConsole()], stdin=stdin)[1]
+            JsonConsole().event({"type": "verdict", **verdict.to_json()})
+            raise typer.Exit(verdict.exit_code)
+        raise typer.Exit(_finish(go([console], stdin=stdin), quiet))
 
 
 def _finish(outcome: "tuple[RunDirectory, Verdict]", quiet: bool) -> int:

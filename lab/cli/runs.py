@@ -8,20 +8,23 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lab.cli.console import Prefixes, colours_wanted, table_console
-from lab.cli.jobs import note_ends, state_in_words
+from lab.cli.console import Prefixes, colours_wanted, print_table
+from lab.cli.jobs import note_ends, say_end, state_in_words
 from lab.cli.options import JsonOption, RankOption, RunArgument, chosen_ranks
 from lab.cli.output import UNSEEN, one_line, printable
+from lab.errors import EXIT_INTERRUPTED
 from lab.lines import Lines
 
 if TYPE_CHECKING:
     from lab.runs.directory import RunDirectory
     from lab.topology import Topology
 
+LAB_COLUMNS = ("LAB", "TOPOLOGY", "NODES", "STATE", "AGE", "FOLDER")
+RUN_COLUMNS = ("RUN", "ON", "NODES", "RANKS", "STATE", "EXIT", "AGE", "JOB")
 POLL = 0.2
 """Seconds between two looks for new lines."""
 BLOCK = 1 << 16
@@ -42,10 +45,9 @@ def ps(as_json: JsonOption = False) -> None:
         return
     from rich.table import Table
 
-    console = table_console()
     tables = [
-        _table(Table, "LAB", "TOPOLOGY", "NODES", "STATE", "AGE", "FOLDER"),
-        _table(Table, "RUN", "ON", "NODES", "RANKS", "STATE", "EXIT", "AGE", "JOB"),
+        Table(*LAB_COLUMNS, box=None, pad_edge=False),
+        Table(*RUN_COLUMNS, box=None, pad_edge=False),
     ]
     for lab in labs:
         tables[0].add_row(
@@ -69,15 +71,10 @@ def ps(as_json: JsonOption = False) -> None:
         )
     no_lab = "no lab is up" + ("" if sees_containers else UNSEEN)
     for table, nothing in zip(tables, (no_lab, "no runs in this folder"), strict=True):
-        console.print(table if table.row_count else nothing)
-
-
-def _table(kind: Any, *columns: str) -> Any:
-    table = kind(box=None, pad_edge=False)
-    for column in columns:
-        folds = column in ("LAB", "TOPOLOGY", "FOLDER", "RUN", "JOB")
-        table.add_column(column, overflow="fold", no_wrap=not folds)
-    return table
+        if table.row_count:
+            print_table(table)
+        else:
+            print(nothing)
 
 
 def _age(created: str | None) -> str:
@@ -104,7 +101,10 @@ def logs(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What the ranks of a run wrote: stdout to stdout, stderr to stderr, with their prefixes."""
+    """What the ranks of a run wrote: stdout to stdout, stderr to stderr, with their prefixes.
+
+    Where they wrote nothing, and where none has begun, how the run ended.
+    """
     from lab.runs.directory import RunDirectory
     from lab.topology import load_topology
 
@@ -121,6 +121,17 @@ def logs(
         for node in everywhere or [places[r]]
         for stream in ("out", "err")
     ]
+    try:
+        _print_lines(run, files, prefixes, follow, as_json)
+    except KeyboardInterrupt:  # the way to end it; nothing else is interrupted by that
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if run.state != "running" and not any(source.is_there for source in files):
+        say_end(run)
+
+
+def _print_lines(
+    run: "RunDirectory", files: "list[LogFile]", prefixes: Prefixes, follow: bool, as_json: bool
+) -> None:
     over = False
     while not over:
         over = not follow or run.state != "running"  # asked before reading: nothing is missed
@@ -157,6 +168,11 @@ class LogFile:
         self._offset = 0 if tail is None else _tail_offset(self._path, tail)
         self._lines = Lines()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def is_there(self) -> bool:
+        """Whether anything was written to it."""
+        return self._path.is_file() and self._path.stat().st_size > 0
 
     def lines(self, over: bool) -> Iterator[str]:
         """The lines since the last call; `over`: nothing follows what is there now."""

@@ -18,9 +18,15 @@ def call(app: typer.Typer) -> int:
 
     Raises:
         UsageError: there is no such command or option, or it does not go like that.
+        BrokenPipeError: nobody reads what it prints any more.
     """
     try:
         return app(prog_name="lab", standalone_mode=False) or 0
+    except SystemExit as end:
+        # The parser and rich take a reader that has gone for a failure, each by itself.
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None
+        raise
     except typer.Abort:
         return EXIT_FAILURE
     except _MISTAKE as error:
@@ -42,10 +48,55 @@ def _explained(error: Any) -> str:
     if error.ctx is None:  # a value is missing, or one too many: known before any command is
         verb = sys.argv[1] if sys.argv[1].isalpha() else ""
         return f"{text}; {f'lab {verb}'.rstrip()} --help has the options"
+    if meant := _meant(error.ctx, text):
+        text += f"; did you mean {meant}?"
     things = "commands" if hasattr(error.ctx.command, "commands") else "options"
     takes_script = option is not None and error.ctx.info_name in ("run", "submit")
     further = "; those of a script come after it" if takes_script else ""
     return f"{text}; {error.ctx.command_path} --help has the {things}{further}"
+
+
+def _meant(context: Any, text: str) -> str | None:
+    """What a name stands for that was given as if it were a command, or the only argument."""
+    verb, command = context.info_name, context.command_path
+    if found := re.fullmatch(r"no such command '(.+)'", text):
+        name = found[1]
+        first, second = ("ls", "show") if verb == "ckpt" else ("run", "explain")
+        if _has(verb, name):
+            return f"{command} {first} {name}, or {command} {second} {name}"
+    elif found := re.search(r" extra argument\(s\) \((\S+)\)$", text):
+        name = found[1]
+        options = [option for one in context.command.params for option in one.opts]
+        if "--parallel" in options and _is_method(name):
+            return f"--parallel {name}"
+        if "--topology" in options and _may_be_topology(name):
+            return f"-t {name}"
+    return None
+
+
+def _has(verb: str, name: str) -> bool:
+    """Whether the commands of a verb take that name."""
+    if verb == "lesson":
+        from lab.lessons import LESSONS
+
+        return any(lesson.name == name for lesson in LESSONS)
+    if verb == "zoo":
+        from lab.zoo.registry import all_cases
+
+        return any(case.name == name for case in all_cases())
+    return verb == "ckpt" and Path(name).is_dir()
+
+
+def _is_method(name: str) -> bool:
+    from lab.training.methods import PARALLEL
+
+    return name in (*PARALLEL, "all")
+
+
+def _may_be_topology(name: str) -> bool:
+    from lab.topology import PRESETS, SLURM_LAB, SSH_LAB
+
+    return name in (*PRESETS, SSH_LAB, SLURM_LAB) or Path(name).suffix in (".yaml", ".yml")
 
 
 def _script_with_a_dash(option: str | None) -> str | None:

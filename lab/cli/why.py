@@ -9,9 +9,9 @@ import typer
 
 from lab.cli.console import progress_line
 from lab.cli.findings import print_finding
-from lab.cli.jobs import note_ends
+from lab.cli.jobs import note_ends, say_end
 from lab.cli.options import JsonOption, RunArgument
-from lab.cli.output import say, write
+from lab.cli.output import write
 
 if TYPE_CHECKING:
     from lab.runs.directory import RunDirectory
@@ -38,8 +38,7 @@ def why(
         print(json.dumps({"run": run.id, "state": run.state, **(answer or _nothing())}, indent=2))
         return
     if answer is None:
-        verdict = run.read_json("verdict.json") or {}
-        say(f"lab: run {run.id}: {verdict.get('summary', 'its controller was killed')}")
+        say_end(run)
         return
     print_finding(Finding.from_json(answer["finding"]), sys.stdout)
     if stacks:

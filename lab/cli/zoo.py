@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lab.cli.console import progress_line, table_console
+from lab.cli.console import print_table, progress_line
 from lab.cli.options import JsonOption, OnOption, TopologyOption
 from lab.cli.output import say
 from lab.errors import EXIT_FAILURE, UsageError
@@ -160,7 +160,7 @@ def _show(report: "Report") -> None:
         if not score.case.lines:
             cells[2] = "-"
         table.add_row(score.case.name, score.case.expect.kind, *cells)
-    table_console().print(table)
+    print_table(table)
     sys.stdout.flush()
     say(f"lab: {report.sums}")
     for case in report.left_out:

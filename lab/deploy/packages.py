@@ -10,17 +10,17 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lab.cache import cache_folder
+from lab.cache import wheels_folder
 from lab.deploy.requirements import Requirements
 from lab.errors import LabError
 from lab.packaged import packaged
+from lab.temporary import TemporaryFolder
 
 CPU_INDEX = re.compile(r"\$\{TORCH_INDEX_URL:-(\S+)\}")
 OWN_PACKAGES = "a host whose own Python has torch keeps that, and gets only what you require"
@@ -132,7 +132,7 @@ class Packages:
         lines = [*asdict(platform).values(), self._wanted_beside if own else self._wanted]
         text = "\0".join(str(line) for line in lines)
         key = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return Environment(key, own, cache_folder() / "wheels" / key, self.requirements)
+        return Environment(key, own, wheels_folder() / key, self.requirements)
 
     @property
     def lines(self) -> list[str]:
@@ -170,17 +170,17 @@ class Packages:
             )
         folder = environment.folder
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="new-", dir=folder.parent) as name:
-            new = Path(name) / "wheels"
+        with TemporaryFolder(folder.parent) as temporary:
+            new = temporary / "wheels"
             new.mkdir()
-            words = Path(name) / "requirements.txt"
+            words = temporary / "requirements.txt"
             if platform.torch is None:
                 words.write_text(f"{self.pinned}\n{self._wanted_beside}")
-                first = [str(self._torch_wheel(platform, Path(name)))]
+                first = [str(self._torch_wheel(platform, temporary))]
             else:
                 words.write_text(self._wanted_beside)
-                (Path(name) / "torch.txt").write_text(f"torch=={platform.torch}\n")
-                first = ["-c", str(Path(name) / "torch.txt")]
+                (temporary / "torch.txt").write_text(f"torch=={platform.torch}\n")
+                first = ["-c", str(temporary / "torch.txt")]
             self._download(platform, new, ["pip", *first, "-r", str(words)])
             for wheel in new.glob("*") if environment.own else ():
                 if wheel.name.startswith(_OF_TORCH):  # the host has them

@@ -13,7 +13,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from importlib import resources
@@ -21,6 +20,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from lab.channel import Channel
+from lab.temporary import TemporaryFolder
 
 CHUNK = 1 << 16
 START_PATIENCE = 10.0
@@ -47,15 +47,15 @@ class Rsync:
         """
         self.sent = 0
         """Bytes that went to the host."""
-        self._names = tempfile.TemporaryDirectory(prefix="multinode-lab-")
+        self._names = TemporaryFolder()
         for name, path in files.items():
-            (Path(self._names.name) / name).symlink_to(path)
+            (self._names.path / name).symlink_to(path)
         self._ours, theirs = socket.socketpair()
         relay = str(resources.files("lab.deploy") / "rsync_relay.py")
         words = [sys.executable, "-I", "-S", relay, str(theirs.fileno())]
         # As links to files (-L), whatever their times say (-I); names not by a shell (-s).
         argv = ["rsync", "-LIs", "-e", _command(words)]
-        argv += [f"{self._names.name}/{name}" for name in files]
+        argv += [f"{self._names.path}/{name}" for name in files]
         self._process: subprocess.Popen[bytes] | None = None
         try:
             with theirs:
@@ -128,7 +128,7 @@ class Rsync:
             self._process.kill()
             self._process.wait()
         self._ours.close()
-        self._names.cleanup()
+        self._names.close()
 
 
 def _command(words: list[str]) -> str:

@@ -322,7 +322,8 @@ class Attempt:
             kind, code, summary = first.kind, first.exit_code, str(first)
         elif self._interrupts.count:
             kind, code = "interrupted", 128 + self._interrupts.signal
-            summary = "interrupted"
+            is_unread = self._interrupts.signal == Signals.SIGPIPE
+            summary = "nobody reads its output any more" if is_unread else "interrupted"
         elif self._timed_out:
             kind, code = "timeout", EXIT_TIMEOUT
             summary = f"not done after {self._deadline.timeout:g} s (--timeout)"

@@ -250,7 +250,7 @@ class RunController:
             if number == signal.SIGHUP == self._interrupts.signal:
                 return
             self._interrupts.count += 1
-            self._interrupts.signal = signal.Signals(number)
+            self._interrupts.signal = interrupts.cause(number)
 
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         heard = [number for number in numbers if not interrupts.is_unwanted(number)]

@@ -1,5 +1,6 @@
 """`--nodes`, `--slots`, `--on` and `--backend`: the topology of a file with parts exchanged."""
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,9 @@ from lab.topology.errors import Problem, TopologyError
 from lab.topology.expansion import Expansion, expand_nodes
 from lab.topology.models import Topology
 from lab.topology.nodeset import continue_set, expand_names
+
+SHOWN = 8
+"""Names of nodes that a message lists."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ def apply_overrides(
     `--nodes` follows these rules. A count takes the first so many nodes of the topology. A larger
     count goes on counting where the topology has a count or a set of one range (`node[0-3]` and 8
     give node0 to node7), and is an error where it names its nodes one by one. A node set takes the
-    nodes it names, those that the topology describes with address, slots and all.
+    nodes it names, those that the topology describes with address, slots and all. One name alone
+    must be a node's, but for a host's on ssh.
 
     Args:
         topology: what the file says.
@@ -45,7 +50,7 @@ def apply_overrides(
         overrides: what the command line says.
 
     Raises:
-        TopologyError: `--nodes` asks for more nodes than can be named.
+        TopologyError: `--nodes` asks for more nodes than can be named, or is a word that is none.
     """
     data: dict[str, Any] = {key: getattr(topology, key) for key in topology.model_fields_set}
     data.update(overrides.given)
@@ -58,6 +63,8 @@ def apply_overrides(
         if wanted.problems:
             nodes = overrides.nodes  # for validation to refuse, in one place and wording
         else:
+            if not wanted.counted and data.get("on") != "ssh":  # any host may be meant
+                _refuse_a_word(topology, wanted)
             nodes = _choose(topology, written.get("nodes"), wanted)
             data["min_nodes"] = wanted.min_nodes
     if overrides.slots is not None and isinstance(nodes, list):
@@ -66,6 +73,21 @@ def apply_overrides(
         ]
     data["nodes"] = nodes
     return data
+
+
+def _refuse_a_word(topology: Topology, wanted: Expansion) -> None:
+    """Raise TopologyError where `--nodes` is one name, and that of no node: `two`, say.
+
+    A list or set of names, of which some are new, is meant as it stands.
+    """
+    names = [node.name for node in topology.nodes]
+    word = wanted.nodes[0]["name"]
+    if len(wanted.nodes) > 1 or word in names:
+        return
+    shown = ", ".join(names[:SHOWN]) + ", ..." * (len(names) > SHOWN)
+    allowed = "must be a count or nodes of the topology, and it is neither; the nodes are " + shown
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.7)
+    raise TopologyError([Problem("--nodes", None, "", f"'{word}'", allowed, *near)])
 
 
 def _choose(topology: Topology, written: Any, wanted: Expansion) -> list[Any]:

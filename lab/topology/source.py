@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import os
+import re
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -21,6 +22,8 @@ DEFAULT_FILE = "lab.yaml"
 DEFAULT_PRESET = "quad"
 MAX_BYTES = 32 * 2**20
 """A file of 100,000 nodes written out takes about 10 MB."""
+LOOKED_AT = 1 << 16
+"""Bytes of a file in which its nodes are looked for before it is proposed."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,15 @@ def with_ending(path: Path) -> Path:
     return path
 
 
+def may_be_topology(file: Path) -> bool:
+    """Whether a file looks like one: YAML that names nodes. A compose.yaml, say, does not."""
+    if file.suffix not in (".yaml", ".yml") or not file.is_file():
+        return False
+    with contextlib.suppress(OSError), file.open("rb") as opened:
+        return re.search(rb"^nodes\s*:", opened.read(LOOKED_AT), re.MULTILINE) is not None
+    return False
+
+
 def _read(path: Path, source: str) -> str:
     try:
         with path.open("rb") as file:
@@ -99,7 +111,7 @@ def _not_there(path: Path, source: str) -> TopologyError:
         return _unreadable(source, f"not there; `make {source}` brings it up")
     near = difflib.get_close_matches(source, PRESETS, n=1, cutoff=0.5)
     if not near and path.parent.is_dir():
-        names = [p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml")]
+        names = [file.name for file in path.parent.iterdir() if may_be_topology(file)]
         near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
         near = [str(path.parent / name) for name in near]
     allowed = f"no such file; must be a file or a preset: {', '.join(PRESETS)}"

@@ -109,6 +109,8 @@ def api_errors(what: str) -> Iterator[None]:
             hint = "; another network has these addresses: give the nodes others, or none"
         elif "No such image" in reason:
             hint = "; somebody has removed it just now: try again, and it is built anew"
+        elif "Range of CPUs" in reason:
+            hint = "; ask for no more: docker.cpus, or cpus of the node, in the topology"
         elif "address pool" in reason:
             hint = "; the engine is out of networks: lab gc, lab ps, docker network prune"
         raise LabError(f"{what}: {reason}{hint}") from error

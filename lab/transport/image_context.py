@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import lab
 from lab.deploy.requirements import Requirements
 from lab.packaged import packaged
+from lab.temporary import TemporaryFolder
 
 DOCKERFILE = "docker/node.Dockerfile"
 USER_REQUIREMENTS = "docker/user-requirements.txt"
@@ -47,8 +47,7 @@ def sources() -> dict[str, Path]:
 @contextmanager
 def staged_context(requirements: Requirements | None = None) -> Iterator[Path]:
     """A folder with the build's context, which goes when the block ends."""
-    with tempfile.TemporaryDirectory(prefix="multinode-lab-") as name:
-        context = Path(name)
+    with TemporaryFolder() as context:
         for inside, path in sources().items():
             target = context / inside
             target.parent.mkdir(parents=True, exist_ok=True)

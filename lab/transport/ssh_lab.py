@@ -10,17 +10,16 @@ import hashlib
 import platform
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab import interrupts
 from lab.channel import Progress
 from lab.errors import LabError
 from lab.packaged import packaged
+from lab.temporary import TemporaryFolder
 from lab.topology import SSH_LAB, written_folder
 from lab.transport.container_config import archive_of
 from lab.transport.containers import LABEL
@@ -144,8 +143,7 @@ class SshLab:
         text = packaged(DOCKERFILE).read_text()
         tag = f"{REPOSITORY}:{release}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         if not self._client.images.list(name=tag):
-            with tempfile.TemporaryDirectory(prefix="multinode-lab-") as name:
-                context = Path(name)
+            with TemporaryFolder() as context:
                 (context / "Dockerfile").write_text(text)
                 build_image(
                     context,

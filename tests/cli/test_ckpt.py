@@ -165,7 +165,12 @@ def test_where_there_are_none(lab: Lab) -> None:
     done = lab("ckpt", "verify", "empty")
     assert done.returncode == 2
     assert "there are no checkpoints in empty" in done.stderr
-    assert lab("ckpt", "ls", "nowhere").returncode == 2
+    for words in (["ls"], ["show"], ["verify"]):
+        done = lab("ckpt", *words, "nowhere")
+        assert done.returncode == 2
+        assert done.stderr == (
+            "lab: error: nowhere is no folder here, and in no run's id; lab ps shows the runs\n"
+        )
 
 
 def test_those_of_a_run(lab: Lab, folder: Path) -> None:

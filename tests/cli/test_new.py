@@ -106,6 +106,7 @@ def test_a_file_that_is_there_stays(lab: Lab) -> None:
         (["x.txt"], ".py"),
         (["--", "-x.py"], "would be taken for options"),
         (["folder.py"], "folder.py exists"),
+        (["no/such/x.py"], "there is no folder no/such; make it first: mkdir -p no/such"),
         ([], "FILE"),
     ],
 )
@@ -119,6 +120,7 @@ def test_what_is_refused_in_one_line(lab: Lab, argv: list[str], words: str) -> N
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (lab.cwd / "x.py").exists()
+    assert not (lab.cwd / "no").exists()
 
 
 def test_a_folder_that_cannot_be_written(lab: Lab) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from lab.cli.interrupted import nodes_told
+from lab.topology import load_topology
 from tests.conftest import Lab
 from tests.runs.test_local_runs import verdict, wait_for_output
 
@@ -124,6 +126,33 @@ def test_an_interrupted_run_takes_the_nodes_it_brought_up_along(docker_lab: Lab)
     running.communicate(timeout=60)
     assert running.returncode == 130
     assert things(lab) == []
+
+
+@pytest.mark.parametrize("words", [["up", "-t", "pair"], ["run", "-t", "pair", "script.py"]])
+def test_an_interrupt_while_nodes_come_up_says_what_became_of_them(
+    docker_lab: Lab, words: list[str]
+) -> None:
+    lab = docker_lab
+    lab.script("")
+    running = lab.start(*words)
+    assert running.stderr is not None
+    while "bringing up" not in running.stderr.readline():
+        pass
+    running.send_signal(signal.SIGINT)
+    _, error = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert error.splitlines()[-1] == "lab: interrupted; no node of pair is up"
+    assert things(lab) == []
+
+
+def test_an_interrupt_leaves_nodes_that_were_up_and_says_so(
+    docker_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker_lab("up", "-t", "pair")
+    monkeypatch.chdir(docker_lab.cwd)
+    still = "the nodes of pair are still up: lab down removes them"
+    with pytest.raises(KeyboardInterrupt, match=still), nodes_told(load_topology("pair")):
+        raise KeyboardInterrupt
 
 
 def test_nodes_that_were_up_survive_an_interrupt_and_their_ranks_do_not(docker_lab: Lab) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Lab
+from tests.runs.test_local_runs import wait_for_output
 
 SLEEP = "import time; print('ready', flush=True); time.sleep(1000)"
 
@@ -103,6 +104,20 @@ def test_a_detached_run_whose_ranks_never_start_says_why(lab: Lab) -> None:
     assert "cannot be written" in done.stderr
 
 
+def test_of_a_run_without_ranks_logs_and_why_say_what_it_was_refused_for(lab: Lab) -> None:
+    (lab.cwd / "host.yaml").write_text(
+        "on: ssh\nnodes: [{name: a, address: 127.0.0.1}]\nssh: {port: 9}\n"
+    )
+    refused = lab("run", "-t", "host.yaml", lab.script(""))
+    assert refused.returncode == 1
+    reason = refused.stderr.splitlines()[-1].removeprefix("lab: error: ")
+    (run,) = lab.runs()
+    for command in ("logs", "why"):
+        done = lab(command)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert done.stderr == f"lab: run {run.name}: {reason}\n"
+
+
 def test_stop_now_does_not_wait_for_the_grace(lab: Lab) -> None:
     ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     try:
@@ -169,12 +184,27 @@ def test_a_reader_that_has_gone_ends_the_run(lab: Lab) -> None:
     running.stdout.close()
     assert running.stderr is not None
     error = running.stderr.read()
-    assert running.wait(60) == 143
+    assert running.wait(60) == 141
+    first, *_, last = (line for line in error.splitlines() if "warning" not in line)
+    assert first.startswith("lab: nobody reads the output any more: ending the ranks, which have")
+    assert last == "lab: nobody reads its output any more; all ranks have ended"
     assert "Traceback" not in error
     assert "BrokenPipe" not in error
     told = shown(lab)
     assert (told["state"], told["verdict"]["kind"]) == ("finished", "interrupted")
     running.stdout = None  # there is nothing left to read
+
+
+def test_whoever_follows_a_run_interrupts_nothing_else(lab: Lab) -> None:
+    lab.start("run", "-t", "solo", "--on", "local", lab.script(SLEEP))
+    wait_for_output(lab, "ready")
+    follower = lab.start("logs", "-f")
+    assert follower.stdout is not None
+    assert follower.stdout.readline() == "[0 node0] ready\n"
+    follower.send_signal(signal.SIGINT)
+    _, error = follower.communicate(timeout=60)
+    assert (follower.returncode, error) == (130, "")
+    assert shown(lab)["state"] == "running"
 
 
 def test_ids_that_are_ambiguous(lab: Lab) -> None:

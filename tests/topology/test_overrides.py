@@ -48,6 +48,23 @@ def test_a_set_takes_the_nodes_it_names(listed: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("place", ["local", "docker", "slurm"])
+def test_a_word_that_is_no_node_is_refused(place: str, listed: str) -> None:
+    with pytest.raises(TopologyError) as caught:
+        load_topology(listed, nodes="two", on=place)
+    assert str(caught.value) == (
+        "--nodes: found 'two'; must be a count or nodes of the topology, and it is neither; "
+        "the nodes are a, b, c"
+    )
+    with pytest.raises(TopologyError, match="node2, node3; did you mean 'node1'"):
+        load_topology("quad", nodes="nod1", on=place)
+    assert load_topology(listed, nodes="b", on=place).nnodes == 1
+
+
+def test_a_word_may_be_a_host(listed: str) -> None:
+    assert [node.name for node in load_topology(listed, nodes="two", on="ssh").nodes] == ["two"]
+
+
 @pytest.mark.parametrize("preset", ["solo", "quad"])
 @pytest.mark.parametrize("count", [1, 3, 8])
 def test_counts_and_sets_of_one_range_go_on_counting(preset: str, count: int) -> None:
@@ -87,7 +104,9 @@ def test_a_range_of_counts_belongs_to_slurm(tmp_path: Path) -> None:
         ({"nodes": ""}, "--nodes: found ''; must be a node set such as node[0-3]"),
         ({"nodes": "node[0-3"}, "--nodes: found 'node[0-3'; must be a node set"),
         ({"nodes": "2-4"}, "--nodes: found '2-4'; must be one number: only slurm takes"),
-        ({"nodes": "node_1"}, "--nodes: found 'node_1'; must be a host name (RFC 1123)"),
+        ({"nodes": "node_1"}, "--nodes: found 'node_1'; must be a count or nodes of the topology"),
+        ({"nodes": "node_1,b"}, "--nodes: found 'node_1'; must be a host name (RFC 1123)"),
+        ({"nodes": "2.5"}, "--nodes: found '2.5'; must be a count or nodes of the topology"),
         ({"nodes": "1000000000"}, "--nodes: found '1000000000'; must be at most 100,000 nodes"),
         ({"nodes": "n[1-1000000000]"}, "must be at most 100,000 nodes, and this is 1,000,000,000"),
         ({"slots": 0}, "--slots: found 0; must be at least 1"),

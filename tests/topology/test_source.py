@@ -82,6 +82,8 @@ def test_a_missing_file(folder: Path) -> None:
     (folder / "cluster.yaml").write_text("nodes: 1\n")
     assert error("clutser.yaml").endswith("; did you mean 'cluster.yaml'?")
     assert error("quda").endswith("; did you mean 'quad'?")
+    (folder / "compose.yaml").write_text("services:\n  web:\n    nodes: 1\n")
+    assert "compose.yaml" not in error("compost.yaml")
     assert error("no/such/folder.yaml").startswith("no/such/folder.yaml: no such file")
 
 

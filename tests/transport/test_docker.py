@@ -437,7 +437,8 @@ def test_a_failure_in_the_middle_leaves_nothing(nodes: Nodes) -> None:
 
 def test_more_than_the_engine_has_is_said_in_its_words(nodes: Nodes) -> None:
     transport = nodes.transport(make(docker={"cpus": 4096}))
-    with pytest.raises(LabError, match=r"cannot be made: .*CPUs"):
+    cure = "CPUs available; ask for no more: docker.cpus, or cpus of the node, in the topology"
+    with pytest.raises(LabError, match=rf"node[01] cannot be made: .* {cure}"):
         transport.up(quiet)
     assert things(transport.lab_id) == []
 
