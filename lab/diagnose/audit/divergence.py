@@ -11,11 +11,12 @@ FSDP's parts are not compared at all.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lab.diagnose.audit.layouts import Layout, listed, minority, unpacked
+from lab.diagnose.audit.options import WAYS, Difference, differences
 from lab.diagnose.audit.records import Record
 from lab.diagnose.finding import Finding, Severity
 from lab.diagnose.words import ranks_in_words
@@ -93,12 +94,17 @@ class Divergence:
         self._rounded: dict[int, int] = {}
         """Those said to differ by no more than rounding: the step since which they do."""
         self._records: Mapping[int, Record] = {}
+        self._before: Mapping[int, Record] = {}
+        """Those of the step that was compared before."""
+        self._other_options: int | None = None
+        """The step since which the ranks' optimizers have other options."""
 
     def compare(self, count: int, records: Mapping[int, Record]) -> list[Finding]:
         """Take what the ranks had before their count-th step."""
         self._exchanged.note(records.values())
         before, self._last = self._last, count
-        self._records = records
+        self._before, self._records = self._records or records, records
+        self._note_options(count)
         weights = self._differing("parameters")
         gradients = self._differing("gradients")
         if before == 0:
@@ -120,8 +126,10 @@ class Divergence:
     def close(self) -> list[Finding]:
         """The ranks have ended."""
         places = self._unreduced.keys() | (self._apart & self._unequal)
-        if not places or self._exchanged.allows_differences or not self._are_one:
+        if self._exchanged.allows_differences or not self._are_one:
             return []
+        if not places:
+            return self._say_options()
         if self._should_be_reduced(places):
             return []  # seen at the last step alone: a wrapper may have raised there
         return self._say_unreduced(places)
@@ -177,7 +185,17 @@ class Divergence:
             if gradients and record["no_sync"] is not None:
                 self._no_sync = record["no_sync"]
 
+    def _note_options(self, count: int) -> None:
+        if not self._differences(self._records, self._layout.whole):
+            self._other_options = None
+        elif self._other_options is None:
+            self._other_options = count
+
     # Looking
+
+    @staticmethod
+    def _differences(records: Mapping[int, Record], places: Iterable[int]) -> list[Difference]:
+        return differences({rank: one["options"] for rank, one in records.items()}, places)
 
     def _differing(self, what: str) -> set[int]:
         """Those that are not the same on all ranks, but for what has been said."""
@@ -259,18 +277,52 @@ class Divergence:
         else:
             self._said |= places
         evidence.append("up to then weights and averaged gradients were equal")
+        cure = (
+            "something but the averaged gradients changes the weights of these ranks: look for "
+            "learning rates, optimizers or branches that depend on the rank"
+        )
+        # What was set before the step is what it took; else it may have been set between two looks.
+        options = self._differences(self._before, places) or self._differences(
+            self._records, places
+        )
+        if options:
+            cure = _same(options)
         return [
             Finding(
                 "parameters-differ",
                 severity,
                 f"the weights of {ranks_in_words(ranks)} {others} since step {before}: "
-                f"{self._names(places)}",
+                f"{self._names(places)}{_of_optimizers(options)}",
                 ranks=ranks,
                 step=before,
                 **_place(self._records[ranks[-1]]),
                 evidence=tuple(evidence),
-                cure="something but the averaged gradients changes the weights of these ranks: "
-                "look for learning rates, optimizers or branches that depend on the rank",
+                cure=cure,
+            )
+        ]
+
+    def _say_options(self) -> list[Finding]:
+        """They differ, and weights have not come apart: no step was seen after it, perhaps."""
+        options = self._differences(self._records, self._layout.whole)
+        options = [one for one in options if one.name not in WAYS]
+        said = self._said or self._rounded
+        if said or self._other_options is None or not options or not self._reduces:
+            return []
+        ranks = minority({rank: str(options[0].values[rank]) for rank in self._records})
+        return [
+            Finding(
+                "parameters-differ",
+                "warning",
+                f"{ranks_in_words(ranks)} update the same weights in other ways since step "
+                f"{self._other_options}{_of_optimizers(options)}",
+                ranks=ranks,
+                step=self._other_options,
+                **_place(self._records[ranks[-1]]),
+                evidence=(
+                    f"up to step {self._last} the weights themselves were seen to be equal",
+                    *map(str, options[1:]),
+                ),
+                cure=_same(options),
             )
         ]
 
@@ -359,6 +411,21 @@ class Divergence:
 
 def _place(site: Site) -> dict[str, Any]:
     return {name: site[name] for name in ("file", "line", "function")}
+
+
+def _of_optimizers(options: Sequence[Difference]) -> str:
+    """`; the optimizers' lr is 0.1 on rank 0, 0.2 on rank 1`."""
+    return f"; the optimizers' {' and '.join(map(str, options[:2]))}" if options else ""
+
+
+def _same(options: Sequence[Difference]) -> str:
+    if options[0].name == "optimizer":
+        return "make the same optimizer on every rank"
+    names = " and ".join(one.name for one in options[:2])
+    return (
+        f"give the optimizers the same {names} on every rank: look for values, or steps of a "
+        "scheduler, that depend on the rank or on what it alone has computed"
+    )
 
 
 def _by_rank(what: str, values: Mapping[int, float]) -> str:

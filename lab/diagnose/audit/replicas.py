@@ -2,6 +2,7 @@
 
 from lab.diagnose.audit.divergence import Divergence
 from lab.diagnose.audit.layouts import Layouts
+from lab.diagnose.audit.options import Options, after
 from lab.diagnose.audit.records import Record
 from lab.diagnose.finding import Finding
 
@@ -20,17 +21,22 @@ class Replicas:
         self._steps: dict[tuple[int, int], dict[int, Record]] = {}
         self._latest: dict[tuple[int, int], int] = {}
         """The last step of each optimizer on each rank."""
+        self._options: dict[tuple[int, int], Options] = {}
+        """Of each optimizer on each rank, as they were told last."""
         self._followed: dict[tuple[int, tuple[int, ...]], Divergence] = {}
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
         """See `Judge`."""
         if record["check"] == "layout":
             self._layouts.feed(rank, record)
+            self._options.pop((record["optimizer"], rank), None)
             return []
         key = record["optimizer"], record["count"]
-        self._latest[record["optimizer"], rank] = record["count"]
+        own = record["optimizer"], rank
+        self._latest[own] = record["count"]
+        self._options[own] = after(self._options.get(own, {}), record["options"])
         ranks = self._steps.setdefault(key, {})
-        ranks[rank] = record
+        ranks[rank] = {**record, "options": self._options[own]}
         if len(ranks) == self._world_size:
             return self._compare(*key)
         if len(self._steps) > KEPT:  # ranks look at other steps where they have less time

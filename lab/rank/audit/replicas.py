@@ -5,7 +5,7 @@ By these the judges tell whether the ranks train one model: see `lab.diagnose.au
 
 import math
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from .exchange import Exchange
 from .hooks import Hooks
 from .losses import Losses
 from .models import Models, Site, is_part
+from .options import Options, changes, options_of
 from .tensors import digests, norms, packed_digests, packed_norms
 
 
@@ -42,6 +43,8 @@ class Layout:
     without_gradient: dict[int, Site | None]
     """Places of those that have never had one, and where they were made."""
     steps: int = 0
+    options: Options = field(default_factory=dict)
+    """As they were told last."""
 
 
 class Replicas:
@@ -79,7 +82,7 @@ class Replicas:
         if again is not None:
             self._recorder.record("again", optimizer=layout.number, count=count, **again)
         if count == 1 or self._recorder.sampling.due(count):
-            self._note(layout, count, parameters)
+            self._note(optimizer, layout, count, parameters)
         self._no_sync = None
 
     def close(self) -> None:
@@ -93,8 +96,11 @@ class Replicas:
             )
         self._buffers.close()
 
-    def _note(self, layout: Layout, count: int, parameters: list[Tensor]) -> None:
+    def _note(
+        self, optimizer: Optimizer, layout: Layout, count: int, parameters: list[Tensor]
+    ) -> None:
         gradients = [parameter.grad for parameter in parameters]
+        before, layout.options = layout.options, options_of(optimizer)
         with torch.no_grad():
             self._losses.forget(count, self._are_finite)
             self._recorder.record(
@@ -106,6 +112,7 @@ class Replicas:
                 parameter_norms=packed_norms(norms(parameters)),
                 gradient_norms=packed_norms(norms(gradients)),
                 exchanged=self._exchange.take(layout.number),
+                options=changes(before, layout.options),
                 no_sync=self._no_sync,
                 bad_loss=self._losses.first_bad(count),
                 scaled=self._clipping.scaled(layout.number),

@@ -52,6 +52,8 @@ def test_each_fault_is_found_with_its_ranks_step_and_line(lab: Lab) -> None:
         ("buffers-differ", everybody, 4, line["eval"]),
         ("nan", (2,), 2, line["nan"]),
     }
+    differ = next(f for f in _findings(lab) if f["kind"] == "parameters-differ")
+    assert differ["summary"].endswith("; the optimizers' lr is 0.1 on ranks 0, 2, 0.2 on rank 1")
     partly = next(f for f in _findings(lab) if f["line"] == line["partly"])
     assert "b.bias" in partly["summary"]
     assert "a.weight" not in partly["summary"]
