@@ -10,7 +10,7 @@ from lab.diagnose.audit.chance import Noise, Splits
 from lab.diagnose.audit.collectives import Collectives
 from lab.diagnose.audit.devices import DataParallel, SharedGpu
 from lab.diagnose.audit.files import Files
-from lab.diagnose.audit.gradients import LocalNorm, NoGradient, ReducedTwice
+from lab.diagnose.audit.gradients import LocalNorm, NoGradient, NotWaitedFor, ReducedTwice
 from lab.diagnose.audit.loaders import Loaders
 from lab.diagnose.audit.nan import NotFinite
 from lab.diagnose.audit.pace import Pace
@@ -34,7 +34,7 @@ class Judge(Protocol):
 
 
 JUDGES: tuple[Callable[[int], Judge], ...] = (
-    *(Replicas, NotFinite, ReducedTwice, LocalNorm, NoGradient, Buffers),
+    *(Replicas, NotFinite, ReducedTwice, NotWaitedFor, LocalNorm, NoGradient, Buffers),
     *(Collectives, Batches, Loaders, Files, Noise, Splits, SharedGpu, DataParallel),
     *(Reports, Pace),
 )

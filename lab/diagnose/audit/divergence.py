@@ -19,7 +19,7 @@ from lab.diagnose.audit.layouts import Layout, listed, minority, unpacked
 from lab.diagnose.audit.options import WAYS, Difference, differences
 from lab.diagnose.audit.records import Record
 from lab.diagnose.finding import Finding, Severity
-from lab.diagnose.words import ranks_in_words
+from lab.diagnose.words import place_in_words, ranks_in_words
 
 ROUNDING = 1e-6
 """Relative: norms that differ by less may do so by rounding, on processors of different kinds."""
@@ -44,6 +44,8 @@ class Exchanged:
     """Whether something small is put together, such as losses."""
     gradients: bool = False
     """Whether gradients are put together by hand."""
+    late: int = 0
+    """At how many steps gradients of the step before had been put together after it."""
     begins: bool = False
     """Whether something large was sent before the first step: the weights, most likely."""
 
@@ -57,7 +59,8 @@ class Exchanged:
             self.begins = "forward" in sent
         self.elsewhere |= bool(sent & {"point_to_point", "subgroup"})
         self.losses |= "small" in sent
-        self.gradients |= "after" in sent
+        self.gradients |= bool(sent & {"after", "late"})
+        self.late += "late" in sent
         self.steps += 1
 
     @property
@@ -112,7 +115,8 @@ class Divergence:
             self._other_data = bool(gradients - weights)
         if not (weights or gradients or self._unreduced):
             return []
-        if self._has_nan():  # which are not equal to themselves: see `nan.NotFinite`
+        # See `nan.NotFinite`: these are not equal to themselves; and `gradients.NotWaitedFor`.
+        if self._has_nan() or any(record["unwaited"] for record in records.values()):
             self._said |= set(range(len(self._layout.names)))
             return []
         for place in self._unreduced.keys() - weights:
@@ -144,11 +148,12 @@ class Divergence:
         if self._exchanged.allows_differences or not self._are_one:
             return []
         unreduced = (self._unreduced.keys() & weights) | (apart & gradients)
-        if unreduced and (count >= PATIENCE or self._should_be_reduced(unreduced)):
+        late = self._exchanged.late > 1
+        if unreduced and (late or count >= PATIENCE or self._should_be_reduced(unreduced)):
             return self._say_unreduced(unreduced)
-        late = weights - self._apart - self._unreduced.keys()
-        late = self._beyond_rounding(late & self._rounded.keys()) or late - self._rounded.keys()
-        return self._say_differing(late, before) if late and self._reduces else []
+        fresh = weights - self._apart - self._unreduced.keys()
+        fresh = self._beyond_rounding(fresh & self._rounded.keys()) or fresh - self._rounded.keys()
+        return self._say_differing(fresh, before) if fresh and self._reduces else []
 
     def _should_be_reduced(self, places: Collection[int]) -> bool:
         """Whether a wrapper is there to do it, and was not told to leave it out."""
@@ -338,6 +343,9 @@ class Divergence:
             evidence.append("the weights have differed since the first step as well")
         if self._no_sync is not None:
             return [self._left_out(self._no_sync, ranks, step, places, evidence)]
+        late = next((one["late"] for one in self._records.values() if one["late"]), None)
+        if late is not None:
+            return [self._late(late, ranks, step, places, evidence)]
         if len(ranks) < len(self._records):
             return [self._changed(ranks, step, places, evidence)]
         if all(self._layout.managed[place] for place in places):
@@ -355,6 +363,29 @@ class Divergence:
                 "average all gradients over the ranks between backward and step",
             )
         ]
+
+    def _late(
+        self,
+        site: Site,
+        ranks: tuple[int, ...],
+        step: int,
+        places: Collection[int],
+        evidence: list[str],
+    ) -> Finding:
+        at = _place(self._records[ranks[-1]])
+        if (where := place_in_words(at["file"], at["line"])) is not None:
+            evidence.append(f"the step itself is at {where}")
+        return Finding(
+            "gradients-not-reduced",
+            "error",
+            f"{self._step_alone(ranks, places)}: these are put together after the step, which is "
+            "too late for it",
+            ranks=ranks,
+            step=step,
+            **_place(site),
+            evidence=tuple(evidence),
+            cure="put the gradients together between backward and the optimizer's step",
+        )
 
     def _changed(
         self, ranks: tuple[int, ...], step: int, places: Collection[int], evidence: list[str]

@@ -21,6 +21,7 @@ from .losses import Losses
 from .models import Models, Site, is_part
 from .options import Options, changes, options_of
 from .tensors import digests, norms, packed_digests, packed_norms
+from .waits import Waits
 
 
 def install(hooks: Hooks) -> None:
@@ -45,6 +46,8 @@ class Layout:
     steps: int = 0
     options: Options = field(default_factory=dict)
     """As they were told last."""
+    unwaited: bool = False
+    """Whether a step has taken gradients that were still on their way."""
 
 
 class Replicas:
@@ -57,6 +60,7 @@ class Replicas:
         self._layouts: weakref.WeakKeyDictionary[Optimizer, Layout] = weakref.WeakKeyDictionary()
         self._all: list[Layout] = []
         self._exchange = Exchange(hooks, self._parameters_known, self._models.reduce_now)
+        self._waits = Waits(hooks)
         self._losses = Losses(hooks)
         self._clipping = Clipping(hooks)
         self._buffers = Buffers(hooks)
@@ -78,6 +82,7 @@ class Replicas:
                 for place, site in layout.without_gradient.items()
                 if parameters[place].grad is None
             }
+        layout.unwaited |= self._waits.stepping(count, parameters)
         again = self._exchange.stepped()
         if again is not None:
             self._recorder.record("again", optimizer=layout.number, count=count, **again)
@@ -97,7 +102,11 @@ class Replicas:
         self._buffers.close()
 
     def _note(
-        self, optimizer: Optimizer, layout: Layout, count: int, parameters: list[Tensor]
+        self,
+        optimizer: Optimizer,
+        layout: Layout,
+        count: int,
+        parameters: list[Tensor],
     ) -> None:
         gradients = [parameter.grad for parameter in parameters]
         before, layout.options = layout.options, options_of(optimizer)
@@ -113,6 +122,8 @@ class Replicas:
                 gradient_norms=packed_norms(norms(gradients)),
                 exchanged=self._exchange.take(layout.number),
                 options=changes(before, layout.options),
+                late=self._exchange.late,
+                unwaited=layout.unwaited,
                 no_sync=self._no_sync,
                 bad_loss=self._losses.first_bad(count),
                 scaled=self._clipping.scaled(layout.number),

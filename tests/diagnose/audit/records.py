@@ -38,6 +38,8 @@ def replica(count: int, weights: tuple[int, ...], gradients: tuple[int, ...], **
         "gradient_norms": pack("f", gradients),
         "exchanged": {},
         "options": [],
+        "late": None,
+        "unwaited": False,
         "no_sync": None,
         "bad_loss": None,
         "scaled": None,

@@ -159,3 +159,25 @@ def test_a_rank_that_changes_its_gradients_after_they_were_reduced_is_told_so() 
         "rank 0 steps with other gradients than ranks 1, 2, whose gradients are equal"
     )
     assert "clipping" in (finding.cure or "")
+
+
+def test_gradients_put_together_after_the_step_are_said_to_be_late() -> None:
+    steps = [(_same(1, 2), _own(30)), (_own(5), _own(60)), (_own(7), _own(90))]
+    late = {"file": "train.py", "line": 9, "function": None}
+    audit = Audit(RANKS, dict.fromkeys(range(RANKS), "node0"))
+    for rank in range(RANKS):
+        audit.feed(rank, layout())
+    found = []
+    for count, (weights, gradients) in enumerate(steps, start=1):
+        what = {"late": late, "exchanged": {"late": 2}} if count > 1 else {}
+        for rank in range(RANKS):
+            found += audit.feed(rank, replica(count, weights[rank], gradients[rank], **what))
+    (finding,) = found  # at once: not all runs end
+    assert (finding.kind, finding.step, finding.line) == ("gradients-not-reduced", 1, 9)
+    assert "after the step" in finding.summary
+    assert "between backward and" in (finding.cure or "")
+
+
+def test_gradients_nobody_waited_for_are_not_explained_otherwise() -> None:
+    steps: list[tuple[Values, Values]] = [(_same(1, 2), _same(3, 4)), (_own(5), _own(30))]
+    assert _judge(steps, unwaited=True, exchanged={"after": 1}) == []

@@ -108,3 +108,45 @@ def test_the_audit_is_for_python(lab: Lab) -> None:
     run = lab("run", "--on", "local", "--audit", "--no-python", "true")
     assert run.returncode == 2
     assert "--audit" in run.stderr
+
+
+def test_averages_by_hand_that_come_too_late_are_named_by_their_line(lab: Lab) -> None:
+    """Not waited for, or after the step; and what is right: waited for one by one."""
+    script = lab.script(
+        """\
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+models = [nn.Sequential(nn.Linear(400, 400), nn.Linear(400, 1)) for _ in range(3)]
+torch.manual_seed(dist.get_rank())
+for name, model in zip(("unwaited", "late", "waited"), models):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(8, 400)).square().mean().backward()
+        if name == "unwaited":
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad, async_op=True)
+        if name == "waited":
+            works = [dist.all_reduce(p.grad, async_op=True) for p in model.parameters()]
+            for work in works:
+                work.wait()
+        optimizer.step()
+        if name == "late":
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+    dist.barrier()
+dist.destroy_process_group()
+"""
+    )
+    run = lab("run", "--on", "local", "--nodes", "2", "--audit", script)
+    assert run.returncode == 66, run.stderr
+    assert "check of the audit has failed" not in run.stderr
+    found = {(f["kind"], f["line"]): f["summary"] for f in _findings(lab)}
+    unwaited, late = ("gradients-not-reduced", 16), ("gradients-not-reduced", 24)
+    assert found.keys() == {unwaited, late}
+    assert "without waiting for" in found[unwaited]
+    assert "after the step" in found[late]
