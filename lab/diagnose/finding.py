@@ -30,6 +30,7 @@ AuditKind = Literal[
     "weights-differ-at-start",
     "parameters-differ",
     "buffers-differ",
+    "training-mode-differs",
     # Data.
     "same-batch",
     "overlapping-samples",

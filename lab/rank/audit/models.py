@@ -97,16 +97,16 @@ class Models:
         return [model for model in models if wanted & model.names.keys()]
 
     def _describe(self, root: nn.Module) -> Model:
-        own = next((m for m in root.modules() if m in self._sites and not _is_wrapper(m)), None)
+        own = next((m for m in root.modules() if m in self._sites and not is_wrapper(m)), None)
         model = Model(None if own is None else self._sites[own])
         for name, parameter in root.named_parameters():
-            model.names[id(parameter)] = _plain(name)
+            model.names[id(parameter)] = plain(name)
             if is_part(name, parameter):
                 model.parts.add(id(parameter))
                 model.managed[id(parameter)] = _holders(parameter)
         for name, buffer in root.named_buffers():
             if buffer.is_floating_point() and buffer.numel() <= LARGEST_BUFFER:
-                model.buffers[_plain(name)] = buffer
+                model.buffers[plain(name)] = buffer
         for module in root.modules():
             site = self._sites.get(module)
             if site is not None:
@@ -131,7 +131,7 @@ def _children(module: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
-def _is_wrapper(module: nn.Module) -> bool:
+def is_wrapper(module: nn.Module) -> bool:
     names = ("OptimizedModule", "FullyShardedDataParallel", "CheckpointWrapper")
     return _is_ddp(module) or type(module).__name__ in names
 
@@ -161,7 +161,8 @@ def _holders(part: Tensor) -> frozenset[int]:
     return frozenset(range(dist.get_world_size() if dist.is_initialized() else 1))
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """Without what wrappers put before it."""
     for wrapper in WRAPPERS:
         name = f".{name}".replace(f".{wrapper}", ".")[1:]
     return name

@@ -9,7 +9,13 @@ from tests.conftest import Lab
 
 FOLDER = Path(__file__).parent
 HERE = {"weights-differ-at-start", "parameters-differ", "buffers-differ", "no-gradient", "nan"} | {
-    *("gradients-not-reduced", "gradients-reduced-twice", "no-sync-at-step", "local-norm-clipping")
+    *(
+        "training-mode-differs",
+        "gradients-not-reduced",
+        "gradients-reduced-twice",
+        "no-sync-at-step",
+        "local-norm-clipping",
+    )
 }
 """The kinds that these scripts are about; batches are another matter."""
 
@@ -51,6 +57,7 @@ def test_each_fault_is_found_with_its_ranks_step_and_line(lab: Lab) -> None:
         ("parameters-differ", (1,), 1, line["step"]),
         ("buffers-differ", everybody, 4, line["eval"]),
         ("nan", (2,), 2, line["nan"]),
+        ("training-mode-differs", (2,), 1, line["forgotten"]),
     }
     differ = next(f for f in _findings(lab) if f["kind"] == "parameters-differ")
     assert differ["summary"].endswith("; the optimizers' lr is 0.1 on ranks 0, 2, 0.2 on rank 1")
