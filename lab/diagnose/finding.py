@@ -31,6 +31,7 @@ AuditKind = Literal[
     "parameters-differ",
     "buffers-differ",
     "training-mode-differs",
+    "parameter-order-differs",
     # Data.
     "same-batch",
     "overlapping-samples",

@@ -24,6 +24,10 @@ class Layout:
     """The ranks of DDP's group; None: no DDP."""
     sampler: bool
     """Whether the script has a DistributedSampler."""
+    order: tuple[str, ...]
+    """The names in the order of the models, by which wrappers reduce."""
+    built: tuple[dict[str, Any] | None, ...]
+    """Where each was made: `file`, `line`, `function`."""
     together: bool
     """Whether the ranks are in a process group."""
 
@@ -44,6 +48,7 @@ class Layouts:
     def feed(self, rank: int, record: Record) -> None:
         """Take a record of the check `layout`."""
         group = record["group"]
+        sites = record["sites"]
         layout = Layout(
             names=tuple(record["names"]),
             shapes=tuple(tuple(shape) for shape in record["shapes"]),
@@ -51,6 +56,8 @@ class Layouts:
             managed=tuple(record["managed"]),
             group=None if group is None else tuple(group),
             sampler=record["sampler"],
+            order=tuple(record["order"] or record["names"]),
+            built=tuple(sites[number] for number in record["built"]),
             together=record["together"],
         )
         self._all.setdefault(record["optimizer"], {})[rank] = layout

@@ -3,6 +3,7 @@
 from lab.diagnose.audit.divergence import Divergence
 from lab.diagnose.audit.layouts import Layouts
 from lab.diagnose.audit.options import Options, after
+from lab.diagnose.audit.order import judge_order
 from lab.diagnose.audit.records import Record
 from lab.diagnose.finding import Finding
 
@@ -23,6 +24,8 @@ class Replicas:
         """The last step of each optimizer on each rank."""
         self._options: dict[tuple[int, int], Options] = {}
         """Of each optimizer on each rank, as they were told last."""
+        self._disordered: set[int] = set()
+        """Optimizers whose parameters the ranks have in other orders."""
         self._followed: dict[tuple[int, tuple[int, ...]], Divergence] = {}
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
@@ -50,14 +53,21 @@ class Replicas:
             missing = set(range(self._world_size)) - self._steps[optimizer, count].keys()
             if all(self._latest.get((optimizer, rank), 0) < count for rank in missing):
                 found += self._compare(optimizer, count)
-        for divergence in self._followed.values():
-            found += divergence.close()
+        for (optimizer, _), divergence in self._followed.items():
+            if optimizer not in self._disordered:
+                found += divergence.close()
         return found
 
     def _compare(self, optimizer: int, count: int) -> list[Finding]:
         """Compare what has come for one step, among ranks that train the same."""
         records = self._steps.pop((optimizer, count))
-        found = []
+        if optimizer in self._disordered:
+            return []
+        layouts = {rank: self._layouts.of(optimizer, rank) for rank in records}
+        known = {rank: layout for rank, layout in layouts.items() if layout is not None}
+        if found := judge_order(count, known, records):
+            self._disordered.add(optimizer)  # all else follows from it
+            return found
         for ranks in self._layouts.replicas(optimizer):
             present = {rank: records[rank] for rank in ranks if rank in records}
             if len(present) < 2:
