@@ -29,7 +29,8 @@ class Difference:
         for rank, text in shown.items():
             ranks.setdefault(text, []).append(rank)
         told = [f"{text} on {ranks_in_words(each)}" for text, each in list(ranks.items())[:8]]
-        return f"{self.name} is {', '.join(told)}"
+        several = any(isinstance(value, list) for value in self.values.values())
+        return f"{self.name} {'are' if several else 'is'} {', '.join(told)}"
 
 
 def differences(options: Mapping[int, Options], places: Iterable[int]) -> list[Difference]:
