@@ -48,7 +48,6 @@ class Layouts:
     def feed(self, rank: int, record: Record) -> None:
         """Take a record of the check `layout`."""
         group = record["group"]
-        sites = record["sites"]
         layout = Layout(
             names=tuple(record["names"]),
             shapes=tuple(tuple(shape) for shape in record["shapes"]),
@@ -57,7 +56,7 @@ class Layouts:
             group=None if group is None else tuple(group),
             sampler=record["sampler"],
             order=tuple(record["order"] or record["names"]),
-            built=tuple(sites[number] for number in record["built"]),
+            built=sites_of(record),
             together=record["together"],
         )
         self._all.setdefault(record["optimizer"], {})[rank] = layout
@@ -76,6 +75,11 @@ class Layouts:
                 same = layout.names, layout.shapes, layout.parts, layout.group
                 alike.setdefault(same, []).append(rank)
         return [tuple(sorted(those)) for those in alike.values() if len(those) > 1]
+
+
+def sites_of(record: Record) -> tuple[dict[str, Any] | None, ...]:
+    """Where each of the parameters that a record is about was made."""
+    return tuple(record["sites"][number] for number in record["built"])
 
 
 def unpacked(code: str, text: str) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from lab.diagnose.audit.divergence import Divergence
 from lab.diagnose.audit.layouts import Layouts
 from lab.diagnose.audit.options import Options, after
-from lab.diagnose.audit.order import judge_order
+from lab.diagnose.audit.order import Wrapped, judge_order
 from lab.diagnose.audit.records import Record
 from lab.diagnose.finding import Finding
 
@@ -14,11 +14,12 @@ KEPT = 64
 class Replicas:
     """Compares parameters and gradients of the ranks at the same steps."""
 
-    checks = frozenset({"layout", "replica"})
+    checks = frozenset({"layout", "replica", "wrapped"})
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._layouts = Layouts()
+        self._wrapped = Wrapped()
         self._steps: dict[tuple[int, int], dict[int, Record]] = {}
         self._latest: dict[tuple[int, int], int] = {}
         """The last step of each optimizer on each rank."""
@@ -30,6 +31,8 @@ class Replicas:
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
         """See `Judge`."""
+        if record["check"] == "wrapped":
+            return self._wrapped.feed(rank, record)
         if record["check"] == "layout":
             self._layouts.feed(rank, record)
             self._options.pop((record["optimizer"], rank), None)

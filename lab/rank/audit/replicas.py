@@ -18,7 +18,7 @@ from .clipping import Clipping
 from .exchange import Exchange
 from .hooks import Hooks
 from .losses import Losses
-from .models import Models, Site, is_part
+from .models import Models, Site, is_part, numbered
 from .options import Options, changes, options_of
 from .tensors import digests, norms, packed_digests, packed_norms
 from .waits import Waits
@@ -147,9 +147,6 @@ class Replicas:
         own = set(identities)
         order = [name for one in models for i, name in one.names.items() if i in own]
         sites = {identity: site for model in models for identity, site in model.sites.items()}
-        built = [sites.get(identity) for identity in identities]
-        lines = {tuple((site or {}).values()): site for site in built}
-        number_of = {line: n for n, line in enumerate(lines)}
         self._recorder.record(
             "layout",
             optimizer=number,
@@ -158,15 +155,14 @@ class Replicas:
             shapes=[list(parameter.shape) for parameter in parameters],
             parts=parts,
             order=None if order == names or len(order) < len(names) else order,
-            sites=list(lines.values()),
-            built=[number_of[tuple((site or {}).values())] for site in built],
+            **numbered(sites, identities),
             managed=[bool(ranks) for ranks in managed],
             group=next((model.group for model in models if model.group is not None), None),
             made=next((model.made for model in models if model.made is not None), None),
             sampler=self._models.uses_sampler,
             together=dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1,
         )
-        trained = {n: built[n] for n, p in enumerate(parameters) if p.requires_grad}
+        trained = {n: sites.get(id(p)) for n, p in enumerate(parameters) if p.requires_grad}
         return Layout(number, managed, parts, trained)
 
     def _parameters_known(self) -> list[tuple[Tensor, frozenset[int]]]:

@@ -35,6 +35,21 @@ def test_gradients_that_go_by_position_are_told_with_both_names() -> None:
     assert "sorted(" in (finding.cure or "")
 
 
+def test_what_ddp_is_given_is_compared_before_it_refuses_other_shapes() -> None:
+    audit = Audit(3, dict.fromkeys(range(3), "node0"))
+    found: list[Finding] = []
+    for rank, names in enumerate((["a", "b"], ["b", "a"], ["c"])):  # the last one is by itself
+        own = {"names": names, "shapes": [[ord(name), 2] for name in names]}
+        wrapped = {"check": "wrapped", "number": 1, "group": [2] if rank == 2 else [0, 1], **own}
+        built = [0] * len(names)
+        found += audit.feed(rank, {**wrapped, "step": 0, "sites": [LINE], "built": built})
+    found += audit.close()
+    assert audit.broken == []
+    (finding,) = found
+    assert (finding.kind, finding.ranks, finding.line) == ("parameter-order-differs", (0, 1), 11)
+    assert "a on rank 0, b on rank 1" in finding.summary
+
+
 def test_an_optimizer_may_sort_what_its_model_does_not() -> None:
     sorted_of_turned = {**STRAIGHT, "order": ["b", "a"]}
     (finding,) = _judge([STRAIGHT, sorted_of_turned], [(3, 4), (4, 3)])

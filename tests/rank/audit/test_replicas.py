@@ -117,6 +117,27 @@ def test_the_audit_is_for_python(lab: Lab) -> None:
     assert "--audit" in run.stderr
 
 
+def test_modules_from_a_set_are_named_though_their_shapes_end_the_run(lab: Lab) -> None:
+    script = lab.script(
+        """\
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+names = {"cs", "de", "en", "es", "fi", "fr", "it", "ja", "ko", "nl", "pl", "pt"}
+heads = nn.ModuleDict({name: nn.Linear(4, ord(name[0]) + ord(name[1])) for name in names})
+DistributedDataParallel(heads)
+"""
+    )
+    run = lab("run", "--on", "local", "--nodes", "2", "--audit", script)
+    assert run.returncode == 1, run.stderr
+    verdict = json.loads((lab.runs()[-1] / "verdict.json").read_text())
+    (finding,) = [one for one in verdict["findings"] if one["kind"] == "parameter-order-differs"]
+    assert (finding["ranks"], finding["line"]) == ([0, 1], 7)
+    assert ".weight on rank 0" in finding["summary"]
+
+
 def test_averages_by_hand_that_come_too_late_are_named_by_their_line(lab: Lab) -> None:
     """Not waited for, or after the step; and what is right: waited for one by one."""
     script = lab.script(
