@@ -16,6 +16,9 @@ from .models import Site, is_wrapper, plain
 State = tuple[tuple[str, str, bool], ...]
 """Of each of these modules of a model: its name, its class, whether it trains."""
 
+Called = tuple[int, "weakref.ref[nn.Module]", State]
+"""The step that is on its way, and a model: what is called, and then dropped, is not kept."""
+
 
 class Modes:
     """Notes them for the models whose gradients a step takes, as of their last forward."""
@@ -23,9 +26,9 @@ class Modes:
     def __init__(self, hooks: Hooks, forwards: Forwards) -> None:
         self._recorder = hooks.recorder
         self._forwards = forwards
-        self._called: dict[int, tuple[int, nn.Module, State]] = {}
+        self._called: dict[int, Called] = {}
         """By the identity of a parameter: the last call with gradients, and its step."""
-        self._trained: dict[int, tuple[int, nn.Module, State]] = {}
+        self._trained: dict[int, Called] = {}
         """Those that a backward came after."""
         self._told: dict[State, int] = {}
         self._step = self._number = 0
@@ -47,15 +50,16 @@ class Modes:
         trained = next((one for one in module.parameters() if one.requires_grad), None)
         if trained is not None and not self._forwards.in_parts and not is_part(module):
             # Who evaluates with gradients, and trains after it, has the later one count.
-            self._called[id(trained)] = step, module, _state(module)
+            self._called[id(trained)] = step, weakref.ref(module), _state(module)
 
     def _on_backward(self, _: Any) -> None:
         self._trained |= self._called
         self._called.clear()
 
     def _on_step(self, _optimizer: Optimizer, count: int) -> None:
-        for step, module, state in self._trained.values():
-            if state:
+        for step, reference, state in self._trained.values():
+            module = reference()
+            if state and module is not None:
                 self._record(step, count, module, state)
         self._trained.clear()
         self._called.clear()
