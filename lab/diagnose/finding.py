@@ -31,6 +31,8 @@ AuditKind = Literal[
     "weights-differ-at-start",
     "parameters-differ",
     "buffers-differ",
+    "training-mode-differs",
+    "parameter-order-differs",
     # Data.
     "same-batch",
     "overlapping-samples",

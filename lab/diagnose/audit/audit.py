@@ -10,8 +10,9 @@ from lab.diagnose.audit.chance import Noise, Splits
 from lab.diagnose.audit.collectives import Collectives
 from lab.diagnose.audit.devices import DataParallel, SharedGpu
 from lab.diagnose.audit.files import Files
-from lab.diagnose.audit.gradients import LocalNorm, NoGradient, ReducedTwice
+from lab.diagnose.audit.gradients import LocalNorm, NoGradient, NotWaitedFor, ReducedTwice
 from lab.diagnose.audit.loaders import Loaders
+from lab.diagnose.audit.modes import Modes
 from lab.diagnose.audit.nan import NotFinite
 from lab.diagnose.audit.pace import Pace
 from lab.diagnose.audit.records import Record
@@ -35,8 +36,8 @@ class Judge(Protocol):
 
 
 JUDGES: tuple[Callable[[int], Judge], ...] = (
-    *(Replicas, NotFinite, ReducedTwice, LocalNorm, NoGradient, Buffers),
-    *(Collectives, Batches, Loaders, Files, Noise, Splits, SharedGpu, DataParallel),
+    *(Replicas, NotFinite, ReducedTwice, NotWaitedFor, LocalNorm, NoGradient, Buffers),
+    *(Collectives, Batches, Loaders, Files, Noise, Splits, Modes, SharedGpu, DataParallel),
     *(Reports, Pace, Worlds),
 )
 """Each is made with the world size."""

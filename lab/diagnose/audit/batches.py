@@ -5,6 +5,7 @@ from collections import Counter
 
 from lab.diagnose.audit.columns import Column, Columns
 from lab.diagnose.audit.layouts import unpacked
+from lab.diagnose.audit.loaders import SHARES_BY_RANK
 from lab.diagnose.audit.records import Record, line_of
 from lab.diagnose.audit.together import Together
 from lab.diagnose.finding import Finding
@@ -36,6 +37,8 @@ class Batches:
         """By ranks: the last batch that they shared."""
         self._seen = 0
         self._first: dict[tuple[int, ...], Record] = {}
+        self._shares_of: dict[tuple[int, ...], set[tuple[int, int] | None]] = {}
+        """By ranks: how many shares their samplers deal out, and theirs; None: there is none."""
         self._samples: dict[int, set[int]] = {}
         self._drawn: Counter[int] = Counter()
         self._newest: Column = {}
@@ -78,12 +81,28 @@ class Batches:
             self._before[ranks] = what[:-1]
             self._same[ranks] += 1
             self._first.setdefault(ranks, column[ranks[0]])
+            shares = (column[rank]["share"] for rank in ranks)
+            self._shares_of.setdefault(ranks, set()).update(
+                None if share is None else tuple(share) for share in shares
+            )
             if self._same[ranks] == ENOUGH:
                 found.append(self._say_same(ranks))
         return found
 
     def _say_same(self, ranks: tuple[int, ...]) -> Finding:
         first = self._first[ranks]
+        evidence = [
+            f"in {self._same[ranks]} of {self._seen} batches that were looked at, the inputs "
+            f"of the model were the same, bit by bit, from step {first['step']} on"
+        ]
+        cure = (
+            "give each rank its own samples: a DistributedSampler, or a seed for the data that "
+            "depends on the rank"
+        )
+        share, *others = self._shares_of[ranks]
+        if share is not None and not others:
+            evidence.append(f"each of them takes share {share[1]} of {share[0]} from its sampler")
+            cure = SHARES_BY_RANK
         return Finding(
             kind="same-batch",
             severity="error",
@@ -92,12 +111,8 @@ class Batches:
             ranks=ranks,
             step=first["step"],
             **line_of(first),
-            evidence=(
-                f"in {self._same[ranks]} of {self._seen} batches that were looked at, the inputs "
-                f"of the model were the same, bit by bit, from step {first['step']} on",
-            ),
-            cure="give each rank its own samples: a DistributedSampler, or a seed for the data "
-            "that depends on the rank",
+            evidence=tuple(evidence),
+            cure=cure,
         )
 
     def _take(self, column: Column) -> None:

@@ -11,14 +11,15 @@ FSDP's parts are not compared at all.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lab.diagnose.audit.layouts import Layout, listed, minority, unpacked
+from lab.diagnose.audit.options import WAYS, Difference, differences
 from lab.diagnose.audit.records import Record
 from lab.diagnose.finding import Finding, Severity
-from lab.diagnose.words import ranks_in_words
+from lab.diagnose.words import place_in_words, ranks_in_words
 
 ROUNDING = 1e-6
 """Relative: norms that differ by less may do so by rounding, on processors of different kinds."""
@@ -43,6 +44,8 @@ class Exchanged:
     """Whether something small is put together, such as losses."""
     gradients: bool = False
     """Whether gradients are put together by hand."""
+    late: int = 0
+    """At how many steps gradients of the step before had been put together after it."""
     begins: bool = False
     """Whether something large was sent before the first step: the weights, most likely."""
 
@@ -56,7 +59,8 @@ class Exchanged:
             self.begins = "forward" in sent
         self.elsewhere |= bool(sent & {"point_to_point", "subgroup"})
         self.losses |= "small" in sent
-        self.gradients |= "after" in sent
+        self.gradients |= bool(sent & {"after", "late"})
+        self.late += "late" in sent
         self.steps += 1
 
     @property
@@ -93,12 +97,17 @@ class Divergence:
         self._rounded: dict[int, int] = {}
         """Those said to differ by no more than rounding: the step since which they do."""
         self._records: Mapping[int, Record] = {}
+        self._before: Mapping[int, Record] = {}
+        """Those of the step that was compared before."""
+        self._other_options: int | None = None
+        """The step since which the ranks' optimizers have other options."""
 
     def compare(self, count: int, records: Mapping[int, Record]) -> list[Finding]:
         """Take what the ranks had before their count-th step."""
         self._exchanged.note(records.values())
         before, self._last = self._last, count
-        self._records = records
+        self._before, self._records = self._records or records, records
+        self._note_options(count)
         weights = self._differing("parameters")
         gradients = self._differing("gradients")
         if before == 0:
@@ -106,7 +115,8 @@ class Divergence:
             self._other_data = bool(gradients - weights)
         if not (weights or gradients or self._unreduced):
             return []
-        if self._has_nan():  # which are not equal to themselves: see `nan.NotFinite`
+        # See `nan.NotFinite`: these are not equal to themselves; and `gradients.NotWaitedFor`.
+        if self._has_nan() or any(record["unwaited"] for record in records.values()):
             self._said |= set(range(len(self._layout.names)))
             return []
         for place in self._unreduced.keys() - weights:
@@ -120,8 +130,10 @@ class Divergence:
     def close(self) -> list[Finding]:
         """The ranks have ended."""
         places = self._unreduced.keys() | (self._apart & self._unequal)
-        if not places or self._exchanged.allows_differences or not self._are_one:
+        if self._exchanged.allows_differences or not self._are_one:
             return []
+        if not places:
+            return self._say_options()
         if self._should_be_reduced(places):
             return []  # seen at the last step alone: a wrapper may have raised there
         return self._say_unreduced(places)
@@ -136,11 +148,12 @@ class Divergence:
         if self._exchanged.allows_differences or not self._are_one:
             return []
         unreduced = (self._unreduced.keys() & weights) | (apart & gradients)
-        if unreduced and (count >= PATIENCE or self._should_be_reduced(unreduced)):
+        late = self._exchanged.late > 1
+        if unreduced and (late or count >= PATIENCE or self._should_be_reduced(unreduced)):
             return self._say_unreduced(unreduced)
-        late = weights - self._apart - self._unreduced.keys()
-        late = self._beyond_rounding(late & self._rounded.keys()) or late - self._rounded.keys()
-        return self._say_differing(late, before) if late and self._reduces else []
+        fresh = weights - self._apart - self._unreduced.keys()
+        fresh = self._beyond_rounding(fresh & self._rounded.keys()) or fresh - self._rounded.keys()
+        return self._say_differing(fresh, before) if fresh and self._reduces else []
 
     def _should_be_reduced(self, places: Collection[int]) -> bool:
         """Whether a wrapper is there to do it, and was not told to leave it out."""
@@ -177,7 +190,17 @@ class Divergence:
             if gradients and record["no_sync"] is not None:
                 self._no_sync = record["no_sync"]
 
+    def _note_options(self, count: int) -> None:
+        if not self._differences(self._records, self._layout.whole):
+            self._other_options = None
+        elif self._other_options is None:
+            self._other_options = count
+
     # Looking
+
+    @staticmethod
+    def _differences(records: Mapping[int, Record], places: Iterable[int]) -> list[Difference]:
+        return differences({rank: one["options"] for rank, one in records.items()}, places)
 
     def _differing(self, what: str) -> set[int]:
         """Those that are not the same on all ranks, but for what has been said."""
@@ -259,18 +282,52 @@ class Divergence:
         else:
             self._said |= places
         evidence.append("up to then weights and averaged gradients were equal")
+        cure = (
+            "something but the averaged gradients changes the weights of these ranks: look for "
+            "learning rates, optimizers or branches that depend on the rank"
+        )
+        # What was set before the step is what it took; else it may have been set between two looks.
+        options = self._differences(self._before, places) or self._differences(
+            self._records, places
+        )
+        if options:
+            cure = _same(options)
         return [
             Finding(
                 "parameters-differ",
                 severity,
                 f"the weights of {ranks_in_words(ranks)} {others} since step {before}: "
-                f"{self._names(places)}",
+                f"{self._names(places)}{_of_optimizers(options)}",
                 ranks=ranks,
                 step=before,
                 **_place(self._records[ranks[-1]]),
                 evidence=tuple(evidence),
-                cure="something but the averaged gradients changes the weights of these ranks: "
-                "look for learning rates, optimizers or branches that depend on the rank",
+                cure=cure,
+            )
+        ]
+
+    def _say_options(self) -> list[Finding]:
+        """They differ, and weights have not come apart: no step was seen after it, perhaps."""
+        options = self._differences(self._records, self._layout.whole)
+        options = [one for one in options if one.name not in WAYS]
+        said = self._said or self._rounded
+        if said or self._other_options is None or not options or not self._reduces:
+            return []
+        ranks = minority({rank: str(options[0].values[rank]) for rank in self._records})
+        return [
+            Finding(
+                "parameters-differ",
+                "warning",
+                f"{ranks_in_words(ranks)} update the same weights in other ways since step "
+                f"{self._other_options}{_of_optimizers(options)}",
+                ranks=ranks,
+                step=self._other_options,
+                **_place(self._records[ranks[-1]]),
+                evidence=(
+                    f"up to step {self._last} the weights themselves were seen to be equal",
+                    *map(str, options[1:]),
+                ),
+                cure=_same(options),
             )
         ]
 
@@ -286,6 +343,9 @@ class Divergence:
             evidence.append("the weights have differed since the first step as well")
         if self._no_sync is not None:
             return [self._left_out(self._no_sync, ranks, step, places, evidence)]
+        late = next((one["late"] for one in self._records.values() if one["late"]), None)
+        if late is not None:
+            return [self._late(late, ranks, step, places, evidence)]
         if len(ranks) < len(self._records):
             return [self._changed(ranks, step, places, evidence)]
         if all(self._layout.managed[place] for place in places):
@@ -303,6 +363,29 @@ class Divergence:
                 "average all gradients over the ranks between backward and step",
             )
         ]
+
+    def _late(
+        self,
+        site: Site,
+        ranks: tuple[int, ...],
+        step: int,
+        places: Collection[int],
+        evidence: list[str],
+    ) -> Finding:
+        at = _place(self._records[ranks[-1]])
+        if (where := place_in_words(at["file"], at["line"])) is not None:
+            evidence.append(f"the step itself is at {where}")
+        return Finding(
+            "gradients-not-reduced",
+            "error",
+            f"{self._step_alone(ranks, places)}: these are put together after the step, which is "
+            "too late for it",
+            ranks=ranks,
+            step=step,
+            **_place(site),
+            evidence=tuple(evidence),
+            cure="put the gradients together between backward and the optimizer's step",
+        )
 
     def _changed(
         self, ranks: tuple[int, ...], step: int, places: Collection[int], evidence: list[str]
@@ -359,6 +442,21 @@ class Divergence:
 
 def _place(site: Site) -> dict[str, Any]:
     return {name: site[name] for name in ("file", "line", "function")}
+
+
+def _of_optimizers(options: Sequence[Difference]) -> str:
+    """`; the optimizers' lr is 0.1 on rank 0, 0.2 on rank 1`."""
+    return f"; the optimizers' {' and '.join(map(str, options[:2]))}" if options else ""
+
+
+def _same(options: Sequence[Difference]) -> str:
+    if options[0].name == "optimizer":
+        return "make the same optimizer on every rank"
+    names = " and ".join(one.name for one in options[:2])
+    return (
+        f"give the optimizers the same {names} on every rank: look for values, or steps of a "
+        "scheduler, that depend on the rank or on what it alone has computed"
+    )
 
 
 def _by_rank(what: str, values: Mapping[int, float]) -> str:

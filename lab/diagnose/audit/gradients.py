@@ -57,6 +57,50 @@ class ReducedTwice:
         ]
 
 
+class NotWaitedFor:
+    """Takes what each rank has seen by itself: a step before its gradients had come."""
+
+    checks = frozenset({"unwaited"})
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._ranks: dict[tuple[Any, Any], dict[int, Record]] = {}
+
+    def feed(self, rank: int, record: Record) -> list[Finding]:
+        """See `Judge`."""
+        ranks = self._ranks.setdefault((record["file"], record["line"]), {})
+        ranks[rank] = record
+        return self._say(ranks) if len(ranks) == self._world_size else []
+
+    def close(self) -> list[Finding]:
+        """See `Judge`."""
+        return [finding for ranks in self._ranks.values() for finding in self._say(ranks)]
+
+    @staticmethod
+    def _say(ranks: Mapping[int, Record]) -> list[Finding]:
+        guilty = tuple(sorted(ranks))
+        record = ranks[guilty[0]]
+        verb = "steps" if len(guilty) == 1 else "step"
+        told = [f"{ranks[r]['under_way']} of {ranks[r]['all']} on rank {r}" for r in guilty]
+        return [
+            Finding(
+                "gradients-not-reduced",
+                "error",
+                f"{ranks_in_words(guilty)} {verb} without waiting for the all-reduces of "
+                "gradients, which go on meanwhile",
+                ranks=guilty,
+                step=record["count"],
+                **line_of(record),
+                evidence=(
+                    f"at step {record['count']} nobody had called wait() on them; still under "
+                    f"way were {', '.join(told[:8])}",
+                ),
+                cure="keep what all_reduce(..., async_op=True) returns, and call wait() on each "
+                "before the optimizer's step",
+            )
+        ]
+
+
 class LocalNorm:
     """Compares by what the ranks have scaled their parts of the same gradients."""
 

@@ -24,6 +24,10 @@ class Layout:
     """The ranks of DDP's group; None: no DDP."""
     sampler: bool
     """Whether the script has a DistributedSampler."""
+    order: tuple[str, ...]
+    """The names in the order of the models, by which wrappers reduce."""
+    built: tuple[dict[str, Any] | None, ...]
+    """Where each was made: `file`, `line`, `function`."""
     together: bool
     """Whether the ranks are in a process group."""
 
@@ -51,6 +55,8 @@ class Layouts:
             managed=tuple(record["managed"]),
             group=None if group is None else tuple(group),
             sampler=record["sampler"],
+            order=tuple(record["order"] or record["names"]),
+            built=sites_of(record),
             together=record["together"],
         )
         self._all.setdefault(record["optimizer"], {})[rank] = layout
@@ -69,6 +75,11 @@ class Layouts:
                 same = layout.names, layout.shapes, layout.parts, layout.group
                 alike.setdefault(same, []).append(rank)
         return [tuple(sorted(those)) for those in alike.values() if len(those) > 1]
+
+
+def sites_of(record: Record) -> tuple[dict[str, Any] | None, ...]:
+    """Where each of the parameters that a record is about was made."""
+    return tuple(record["sites"][number] for number in record["built"])
 
 
 def unpacked(code: str, text: str) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 import base64
 import itertools
 import zlib
+from collections.abc import Iterable
 from math import comb
 from typing import Any
 
@@ -16,6 +17,11 @@ AGREE = 0.8
 """Of the samples that two ranks both noted: how many have equal contents in one dataset."""
 SHUFFLED = 0.25
 """How often a shuffled order goes down at least; about half the time, and a sorted one never."""
+
+SHARES_BY_RANK = (
+    "leave the sampler's num_replicas and rank at their defaults, which are the number of all "
+    "ranks and the rank's own among them: LOCAL_RANK counts within a node"
+)
 
 
 class Loaders:
@@ -92,11 +98,14 @@ class Loaders:
             return []  # other data; or samples are drawn with replacement
         found = self._judge_overlap(epoch)
         if all(record["whole"] for record in records):
-            drawn, epochs = self._covered.get(line, (0, 0))
+            now = 0
             for record in records:
-                drawn |= _set(record, "samples")
-            self._covered[line] = drawn, epochs + 1
-            found += self._judge_missing(one, records, drawn, epochs + 1)
+                now |= _set(record, "samples")
+            drawn, epochs = self._covered.get(line, (0, 0))
+            self._covered[line] = drawn | now, epochs + 1
+            found += self._judge_taken(epoch, now) or self._judge_missing(
+                one, records, drawn | now, epochs + 1
+            )
         return found
 
     def _judge_overlap(self, epoch: Column) -> list[Finding]:
@@ -139,13 +148,40 @@ class Loaders:
             )
         ]
 
+    def _judge_taken(self, epoch: Column, drawn: int) -> list[Finding]:
+        """Whether ranks take one share of a sampler that has as many as there are ranks."""
+        numbers = {record["options"].get("num_replicas") for record in epoch.values()}
+        taken: dict[int, list[int]] = {}
+        for rank, record in sorted(epoch.items()):
+            taken.setdefault(record["options"].get("rank"), []).append(rank)
+        left = sorted(set(range(self._world_size)) - taken.keys())
+        reach = _reach(epoch.values())
+        missing = (reach & ~drawn).bit_count()
+        if numbers != {self._world_size} or None in taken or not left or not missing:
+            return []
+        twice = {share: ranks for share, ranks in taken.items() if len(ranks) > 1}
+        wrong = [r for share, ranks in twice.items() for r in ranks if r != share]
+        one = epoch[wrong[0]]
+        shares = f"share{'s' * (len(left) > 1)} {', '.join(map(str, left))}"
+        told = [f"{ranks_in_words(ranks)} all take share {n}" for n, ranks in twice.items()]
+        told[1:] = [words.replace("all take ", "") for words in told[1:]]
+        return [
+            self._finding(
+                "missing-samples",
+                one,
+                sorted(wrong),
+                f"{missing} of {reach.bit_count()} samples are trained on by no rank in epoch "
+                f"{one['epoch']}: nobody takes {shares} of the sampler's {self._world_size}, since "
+                f"{' and '.join(told)}",
+                [f"{ranks_in_words(r)}: {_sampler(epoch[r[0]])}" for r in taken.values()],
+                SHARES_BY_RANK,
+            )
+        ]
+
     def _judge_missing(
         self, one: Record, records: list[Record], drawn: int, epochs: int
     ) -> list[Finding]:
-        reach = 0
-        for record in records:
-            everything = (1 << record["size"]) - 1
-            reach |= everything if record["within"] is None else _set(record, "within")
+        reach = _reach(records)
         missing = (reach & ~drawn).bit_count()
         tail = sum(record["batch"] for record in records)  # that `drop_last` may leave out
         replicas = one["options"].get("num_replicas")
@@ -160,8 +196,9 @@ class Loaders:
                 "missing-samples",
                 one,
                 (),
-                f"{missing} of {reach.bit_count()} samples are trained on by no rank in a whole "
-                f"epoch{said if wrong_world else ''}",
+                f"{missing} of {reach.bit_count()} samples are trained on by no rank in "
+                f"{'a whole epoch' if epochs == 1 else f'{epochs} whole epochs'}"
+                f"{said if wrong_world else ''}",
                 [
                     f"all {self._world_size} ranks together drew {drawn.bit_count()} of "
                     f"{one['size']} samples in {epochs} epoch{'s' * (epochs > 1)}, "
@@ -193,6 +230,15 @@ class Loaders:
             evidence=tuple(evidence),
             cure=cure,
         )
+
+
+def _reach(records: Iterable[Record]) -> int:
+    """The samples that the ranks could have drawn, as `_set` has them."""
+    reach = 0
+    for record in records:
+        everything = (1 << record["size"]) - 1
+        reach |= everything if record["within"] is None else _set(record, "within")
+    return reach
 
 
 def _set(record: Record, name: str) -> int:

@@ -2,6 +2,8 @@
 
 from lab.diagnose.audit.divergence import Divergence
 from lab.diagnose.audit.layouts import Layouts
+from lab.diagnose.audit.options import Options, after
+from lab.diagnose.audit.order import Wrapped, judge_order
 from lab.diagnose.audit.records import Record
 from lab.diagnose.finding import Finding
 
@@ -12,25 +14,35 @@ KEPT = 64
 class Replicas:
     """Compares parameters and gradients of the ranks at the same steps."""
 
-    checks = frozenset({"layout", "replica"})
+    checks = frozenset({"layout", "replica", "wrapped"})
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._layouts = Layouts()
+        self._wrapped = Wrapped()
         self._steps: dict[tuple[int, int], dict[int, Record]] = {}
         self._latest: dict[tuple[int, int], int] = {}
         """The last step of each optimizer on each rank."""
+        self._options: dict[tuple[int, int], Options] = {}
+        """Of each optimizer on each rank, as they were told last."""
+        self._disordered: set[int] = set()
+        """Optimizers whose parameters the ranks have in other orders."""
         self._followed: dict[tuple[int, tuple[int, ...]], Divergence] = {}
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
         """See `Judge`."""
+        if record["check"] == "wrapped":
+            return self._wrapped.feed(rank, record)
         if record["check"] == "layout":
             self._layouts.feed(rank, record)
+            self._options.pop((record["optimizer"], rank), None)
             return []
         key = record["optimizer"], record["count"]
-        self._latest[record["optimizer"], rank] = record["count"]
+        own = record["optimizer"], rank
+        self._latest[own] = record["count"]
+        self._options[own] = after(self._options.get(own, {}), record["options"])
         ranks = self._steps.setdefault(key, {})
-        ranks[rank] = record
+        ranks[rank] = {**record, "options": self._options[own]}
         if len(ranks) == self._world_size:
             return self._compare(*key)
         if len(self._steps) > KEPT:  # ranks look at other steps where they have less time
@@ -44,14 +56,21 @@ class Replicas:
             missing = set(range(self._world_size)) - self._steps[optimizer, count].keys()
             if all(self._latest.get((optimizer, rank), 0) < count for rank in missing):
                 found += self._compare(optimizer, count)
-        for divergence in self._followed.values():
-            found += divergence.close()
+        for (optimizer, _), divergence in self._followed.items():
+            if optimizer not in self._disordered:
+                found += divergence.close()
         return found
 
     def _compare(self, optimizer: int, count: int) -> list[Finding]:
         """Compare what has come for one step, among ranks that train the same."""
         records = self._steps.pop((optimizer, count))
-        found = []
+        if optimizer in self._disordered:
+            return []
+        layouts = {rank: self._layouts.of(optimizer, rank) for rank in records}
+        known = {rank: layout for rank, layout in layouts.items() if layout is not None}
+        if found := judge_order(count, known, records):
+            self._disordered.add(optimizer)  # all else follows from it
+            return found
         for ranks in self._layouts.replicas(optimizer):
             present = {rank: records[rank] for rank in ranks if rank in records}
             if len(present) < 2:

@@ -58,5 +58,6 @@ class Batches:
             rows=packed_digests(rows),
             weights=weights_digest(module),
             exchanged=exchanged,
+            share=self._loaders.last_share,
             **(self._loaders.last_site or self._recorder.site()),
         )

@@ -5,6 +5,7 @@ from .chance import Noise, Splits
 from .forwards import Forwards
 from .hooks import Hooks
 from .loaders import Loaders
+from .modes import Modes
 from .pace import Pace
 from .reports import Reports
 
@@ -15,6 +16,7 @@ def install(hooks: Hooks) -> None:
     loaders = Loaders(hooks)
     Batches(hooks, forwards, loaders)
     Noise(hooks, forwards)
+    Modes(hooks, forwards)
     Splits(hooks)
     Reports(hooks, forwards)
     Pace(hooks, forwards, loaders)

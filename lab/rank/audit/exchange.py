@@ -71,6 +71,10 @@ class Exchange:
         )
         self._reduced: set[object] = set()
         self._again: tuple[Tensor, float, dict[str, Any]] | None = None
+        self._owners: dict[int, Tensor] | None = None
+        """Parameters by the address of their gradients, since the step; None: not asked."""
+        self.late: dict[str, Any] | None = None
+        """Where gradients were first put together after the step that has taken them."""
         hooks.before_backward.append(self._on_backward)
         hooks.after_backward.append(self._after_backward)
         for name in COLLECTIVES:
@@ -103,15 +107,15 @@ class Exchange:
         """What has been sent since this was asked last for that optimizer, or any has stepped.
 
         How often something large was sent, by phase: `forward` (before backward begins),
-        `backward`, `after` (it has ended); `parameters` in place of `forward`; `small`,
-        `subgroup` (with some ranks only) and `point_to_point` of any phase.
+        `backward`, `after` (it has ended); `parameters` or `late` (gradients) in place of
+        `forward`; `small`, `subgroup` (with some ranks only) and `point_to_point` of any phase.
         """
         told = self._told.get(optimizer, self._at_step[0])
         self._told[optimizer] = dict(self._sent)
         return {what: n for what, count in self._sent.items() if (n := count - told.get(what, 0))}
 
     def _forget(self) -> None:
-        self._gradients = None
+        self._gradients = self._owners = None
         self._reduced.clear()
 
     def _count(self, what: str) -> None:
@@ -129,7 +133,7 @@ class Exchange:
         self._count("point_to_point")
 
     def _on_collective(self, name: str, args: Any, kwargs: Any) -> None:
-        if _is_wrappers():
+        if is_wrappers():
             return
         tensor = args[0] if args else next(iter(kwargs.values()), None)
         if isinstance(tensor, list):
@@ -149,7 +153,7 @@ class Exchange:
                 self._look_for_second(tensor, group)
 
     def _purpose(self, tensor: Tensor) -> str:
-        """The phase, but for parameters in `forward`, and gradients of one size in `backward`."""
+        """The phase; else what is known in `forward`, gradients of one size in `backward`."""
         if self._phase == "after":
             return self._phase
         known = [local(parameter) for parameter, _ in self._parameters()]
@@ -157,8 +161,25 @@ class Exchange:
         if self._phase == "backward":  # by hooks, one after the other
             return "after" if any(p.numel() == size for p in known) else self._phase
         address = local(tensor).data_ptr()
+        if self._is_gradient(tensor):
+            self.late = self.late or self._recorder.site()
+            return "late"
         most = bool(known) and size >= sum(p.numel() for p in known) / 2
         return "parameters" if most or any(p.data_ptr() == address for p in known) else self._phase
+
+    def _is_gradient(self, tensor: Tensor) -> bool:
+        """Whether it is a gradient of the step before, or a copy of all of them."""
+        if self._owners is None:
+            known = [parameter for parameter, _ in self._parameters()]
+            self._owners = {local(p.grad).data_ptr(): p for p in known if p.grad is not None}
+        value = local(tensor)
+        owner = self._owners.get(value.data_ptr())
+        if owner is not None:  # unless it is gone, and something else in its place
+            return owner.grad is not None and local(owner.grad).data_ptr() == value.data_ptr()
+        gradients = [local(p.grad) for p in self._owners.values() if p.grad is not None]
+        if not gradients or value.numel() != sum(gradient.numel() for gradient in gradients):
+            return False
+        return _begins_as(value, gradients[0])
 
     def _look_for_second(self, tensor: Tensor, group: Any) -> None:
         """Note the first gradient that is summed again."""
@@ -186,12 +207,15 @@ class Exchange:
         reduced = [(local(gradient), over) for gradient, over in self._gradients.values() if over]
         if not reduced or value.numel() != sum(gradient.numel() for gradient, _ in reduced):
             return None, frozenset()
-        first = reduced[0][0].flatten()[:8]
-        same = torch.equal(value.flatten()[: first.numel()].to(first.dtype), first)
-        return reduced[0] if same else (None, frozenset())
+        return reduced[0] if _begins_as(value, reduced[0][0]) else (None, frozenset())
 
 
-def _is_wrappers() -> bool:
+def _begins_as(value: Tensor, gradient: Tensor) -> bool:
+    first = gradient.flatten()[:8]
+    return torch.equal(value.flatten()[: first.numel()].to(first.dtype), first)
+
+
+def is_wrappers() -> bool:
     """Whether it is not the script that called, but a wrapper of its model or optimizer."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(OWN):

@@ -59,6 +59,8 @@ class Loaders:
         self._numbers: dict[object, int] = {}
         self.last_site: dict[str, Any] | None = None
         """Where the script took its newest batch from a loader, if it did since the last step."""
+        self.last_share: tuple[int, int] | None = None
+        """How many shares its sampler deals out, and the one that this rank takes; None: none."""
         self.waited = 0.0
         """Seconds that the script has waited for loaders."""
         hooks.after_step.append(self._on_step)
@@ -102,6 +104,9 @@ class Loaders:
     def _on_batch(self, loader: Any, batch: Any) -> None:
         epoch = self._epoch(loader)
         self.last_site = epoch.site
+        shares = getattr(epoch.sampler, "num_replicas", None)
+        rank = getattr(epoch.sampler, "rank", None)
+        self.last_share = (shares, rank) if type(shares) is type(rank) is int else None
         indices = epoch.waiting.popleft() if epoch.waiting else None
         if isinstance(indices, int):
             indices = [indices]
@@ -157,7 +162,7 @@ class Loaders:
         )
 
     def _on_step(self, *_: Any) -> None:
-        self.last_site = None
+        self.last_site = self.last_share = None
 
     def _on_close(self) -> None:
         for epoch in list(self._open.values()):

@@ -6,7 +6,7 @@ buffers they have, and where the script made them.
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -66,10 +66,34 @@ class Models:
         self.uses_sampler = False
         """Whether the script has made a DistributedSampler."""
         hooks.wrap(nn.Module, "__init__", after=self._on_init)
+        self._wrapped = 0
+        hooks.wrap(DistributedDataParallel, "__init__", before=self._on_ddp)
         hooks.wrap(DistributedSampler, "__init__", after=self._on_sampler)
 
     def _on_sampler(self, *_: Any, **__: Any) -> None:
         self.uses_sampler = True
+
+    def _on_ddp(
+        self, _: nn.Module, module: nn.Module, *args: Any, process_group: Any = None, **others: Any
+    ) -> None:
+        """Tell the order of the parameters, in which they go with those of the other ranks.
+
+        Before it is looked at by DDP, which refuses other shapes.
+        """
+        if not dist.is_initialized() or others.get("device_mesh") is not None:
+            return
+        group = process_group or next((g for g in args if isinstance(g, dist.ProcessGroup)), None)
+        ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        named = {name: one for name, one in module.named_parameters() if name not in ignored}
+        self._wrapped += 1
+        self._recorder.record(
+            "wrapped",
+            number=self._wrapped,
+            group=sorted(dist.get_process_group_ranks(group)),
+            names=[plain(name) for name in named],
+            shapes=[list(parameter.shape) for parameter in named.values()],
+            **numbered(self._sites_in(module), map(id, named.values())),
+        )
 
     def _on_init(self, module: nn.Module, *_: Any, **__: Any) -> None:
         if hasattr(type(module), "no_sync"):
@@ -97,20 +121,18 @@ class Models:
         return [model for model in models if wanted & model.names.keys()]
 
     def _describe(self, root: nn.Module) -> Model:
-        own = next((m for m in root.modules() if m in self._sites and not _is_wrapper(m)), None)
+        own = next((m for m in root.modules() if m in self._sites and not is_wrapper(m)), None)
         model = Model(None if own is None else self._sites[own])
         for name, parameter in root.named_parameters():
-            model.names[id(parameter)] = _plain(name)
+            model.names[id(parameter)] = plain(name)
             if is_part(name, parameter):
                 model.parts.add(id(parameter))
                 model.managed[id(parameter)] = _holders(parameter)
         for name, buffer in root.named_buffers():
             if buffer.is_floating_point() and buffer.numel() <= LARGEST_BUFFER:
-                model.buffers[_plain(name)] = buffer
+                model.buffers[plain(name)] = buffer
+        model.sites = self._sites_in(root)
         for module in root.modules():
-            site = self._sites.get(module)
-            if site is not None:
-                model.sites |= {id(p): site for p in module.parameters(recurse=False)}
             model.compiled |= type(module).__name__ == "OptimizedModule"
             if _is_ddp(module):
                 ignored = getattr(module, "parameters_to_ignore", ())
@@ -123,6 +145,26 @@ class Models:
                 model.sends_buffers = bool(getattr(module, "broadcast_buffers", False))
         return model
 
+    def _sites_in(self, root: nn.Module) -> dict[int, Site]:
+        """Where the script made the modules that hold the parameters, by these' identity."""
+        return {
+            id(parameter): self._sites[module]
+            for module in root.modules()
+            if module in self._sites
+            for parameter in module.parameters(recurse=False)
+        }
+
+
+def numbered(sites: Mapping[int, Site], identities: Iterable[int]) -> dict[str, list[Any]]:
+    """Where parameters were made, each line once: `sites`, and for each its number, `built`."""
+    built = [sites.get(identity) for identity in identities]
+    lines = {tuple((site or {}).values()): site for site in built}
+    numbers = {line: n for n, line in enumerate(lines)}
+    return {
+        "sites": list(lines.values()),
+        "built": [numbers[tuple((site or {}).values())] for site in built],
+    }
+
 
 def _children(module: nn.Module) -> Iterator[nn.Module]:
     # Not `children()`: a module that is half made, or taken apart, has not what that reads.
@@ -131,7 +173,7 @@ def _children(module: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
-def _is_wrapper(module: nn.Module) -> bool:
+def is_wrapper(module: nn.Module) -> bool:
     names = ("OptimizedModule", "FullyShardedDataParallel", "CheckpointWrapper")
     return _is_ddp(module) or type(module).__name__ in names
 
@@ -161,7 +203,8 @@ def _holders(part: Tensor) -> frozenset[int]:
     return frozenset(range(dist.get_world_size() if dist.is_initialized() else 1))
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """Without what wrappers put before it."""
     for wrapper in WRAPPERS:
         name = f".{name}".replace(f".{wrapper}", ".")[1:]
     return name

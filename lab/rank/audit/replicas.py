@@ -5,7 +5,7 @@ By these the judges tell whether the ranks train one model: see `lab.diagnose.au
 
 import math
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,8 +18,10 @@ from .clipping import Clipping
 from .exchange import Exchange
 from .hooks import Hooks
 from .losses import Losses
-from .models import Models, Site, is_part
+from .models import Models, Site, is_part, numbered
+from .options import Options, changes, options_of
 from .tensors import digests, norms, packed_digests, packed_norms
+from .waits import Waits
 
 
 def install(hooks: Hooks) -> None:
@@ -42,6 +44,10 @@ class Layout:
     without_gradient: dict[int, Site | None]
     """Places of those that have never had one, and where they were made."""
     steps: int = 0
+    options: Options = field(default_factory=dict)
+    """As they were told last."""
+    unwaited: bool = False
+    """Whether a step has taken gradients that were still on their way."""
 
 
 class Replicas:
@@ -54,6 +60,7 @@ class Replicas:
         self._layouts: weakref.WeakKeyDictionary[Optimizer, Layout] = weakref.WeakKeyDictionary()
         self._all: list[Layout] = []
         self._exchange = Exchange(hooks, self._parameters_known, self._models.reduce_now)
+        self._waits = Waits(hooks)
         self._losses = Losses(hooks)
         self._clipping = Clipping(hooks)
         self._buffers = Buffers(hooks)
@@ -75,11 +82,12 @@ class Replicas:
                 for place, site in layout.without_gradient.items()
                 if parameters[place].grad is None
             }
+        layout.unwaited |= self._waits.stepping(count, parameters)
         again = self._exchange.stepped()
         if again is not None:
             self._recorder.record("again", optimizer=layout.number, count=count, **again)
         if count == 1 or self._recorder.sampling.due(count):
-            self._note(layout, count, parameters)
+            self._note(optimizer, layout, count, parameters)
         self._no_sync = None
 
     def close(self) -> None:
@@ -93,8 +101,15 @@ class Replicas:
             )
         self._buffers.close()
 
-    def _note(self, layout: Layout, count: int, parameters: list[Tensor]) -> None:
+    def _note(
+        self,
+        optimizer: Optimizer,
+        layout: Layout,
+        count: int,
+        parameters: list[Tensor],
+    ) -> None:
         gradients = [parameter.grad for parameter in parameters]
+        before, layout.options = layout.options, options_of(optimizer)
         with torch.no_grad():
             self._losses.forget(count, self._are_finite)
             self._recorder.record(
@@ -106,6 +121,9 @@ class Replicas:
                 parameter_norms=packed_norms(norms(parameters)),
                 gradient_norms=packed_norms(norms(gradients)),
                 exchanged=self._exchange.take(layout.number),
+                options=changes(before, layout.options),
+                late=self._exchange.late,
+                unwaited=layout.unwaited,
                 no_sync=self._no_sync,
                 bad_loss=self._losses.first_bad(count),
                 scaled=self._clipping.scaled(layout.number),
@@ -126,6 +144,9 @@ class Replicas:
             for n, i in enumerate(identities)
         ]
         self._buffers.watch(models)
+        own = set(identities)
+        order = [name for one in models for i, name in one.names.items() if i in own]
+        sites = {identity: site for model in models for identity, site in model.sites.items()}
         self._recorder.record(
             "layout",
             optimizer=number,
@@ -133,13 +154,14 @@ class Replicas:
             names=names,
             shapes=[list(parameter.shape) for parameter in parameters],
             parts=parts,
+            order=None if order == names or len(order) < len(names) else order,
+            **numbered(sites, identities),
             managed=[bool(ranks) for ranks in managed],
             group=next((model.group for model in models if model.group is not None), None),
             made=next((model.made for model in models if model.made is not None), None),
             sampler=self._models.uses_sampler,
             together=dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1,
         )
-        sites = {identity: site for model in models for identity, site in model.sites.items()}
         trained = {n: sites.get(id(p)) for n, p in enumerate(parameters) if p.requires_grad}
         return Layout(number, managed, parts, trained)
 

@@ -1,71 +1,28 @@
 """What the judge of replicas says of numbers, where real ranks would have to train for it."""
 
 import math
-import struct
-from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
 from lab.diagnose.audit import Audit
 from lab.diagnose.finding import Finding
+from tests.diagnose.audit.records import layout, pack, replica
 
 RANKS = 3
 Values = Mapping[int, tuple[int, ...]]
 
 
-def _pack(code: str, values: tuple[float, ...]) -> str:
-    return b64encode(struct.pack(f"<{len(values)}{code}", *values)).decode()
-
-
-def _layout(**fields: Any) -> dict[str, Any]:
-    return {
-        "check": "layout",
-        "step": 1,
-        "optimizer": 0,
-        "names": ["weight", "bias"],
-        "shapes": [[2, 2], [2]],
-        "parts": [False, False],
-        "managed": [False, False],
-        "group": None,
-        "made": None,
-        "sampler": False,
-        "together": True,
-        **fields,
-    }
-
-
-def _replica(
-    count: int, weights: tuple[int, ...], gradients: tuple[int, ...], **fields: Any
-) -> Any:
-    return {
-        "check": "replica",
-        "step": count,
-        "optimizer": 0,
-        "count": count,
-        "parameters": _pack("I", weights),
-        "gradients": _pack("I", gradients),
-        "parameter_norms": _pack("f", weights),
-        "gradient_norms": _pack("f", gradients),
-        "exchanged": {},
-        "no_sync": None,
-        "bad_loss": None,
-        "scaled": None,
-        "file": "train.py",
-        "line": 7,
-        "function": None,
-        **fields,
-    }
-
-
-def _judge(steps: list[tuple[Values, Values]], layout: Any = None, **fields: Any) -> list[Finding]:
+def _judge(
+    steps: list[tuple[Values, Values]], laid_out: Any = None, **fields: Any
+) -> list[Finding]:
     """Steps are digests of weights and of gradients, by rank."""
     audit = Audit(RANKS, {rank: f"node{rank}" for rank in range(RANKS)})
     found = []
     for rank in range(RANKS):
-        found += audit.feed(rank, layout or _layout())
+        found += audit.feed(rank, laid_out or layout())
     for count, (weights, gradients) in enumerate(steps, start=1):
         for rank in range(RANKS):
-            record = _replica(count, weights[rank], gradients[rank], **fields)
+            record = replica(count, weights[rank], gradients[rank], **fields)
             found += audit.feed(rank, record)
     found += audit.close()
     assert audit.broken == []
@@ -138,7 +95,7 @@ def test_parts_of_a_model_differ_on_purpose() -> None:
     steps = [(_same(1, 2), _own(30)), *((_own(10 * n), _own(100 * n)) for n in range(1, 5))]
     for sent in ("forward", "backward", "point_to_point", "subgroup"):
         assert _judge(steps, exchanged={sent: 1}) == []
-    assert _judge(steps, _layout(parts=[True, True])) == []
+    assert _judge(steps, layout(parts=[True, True])) == []
 
 
 def test_parameters_that_are_averaged_may_have_differed() -> None:
@@ -150,27 +107,27 @@ def test_a_wrapper_that_does_not_reduce_is_said_at_once() -> None:
     audit = Audit(RANKS, dict.fromkeys(range(RANKS), "node0"))
     found = []
     for rank in range(RANKS):
-        audit.feed(rank, _layout(managed=[True, True], group=[0, 1, 2]))
+        audit.feed(rank, layout(managed=[True, True], group=[0, 1, 2]))
     for count, weights in ((1, _same(1, 2)), (2, _own(5))):
         for rank in range(RANKS):
-            found += audit.feed(rank, _replica(count, weights[rank], _own(30 * count)[rank]))
+            found += audit.feed(rank, replica(count, weights[rank], _own(30 * count)[rank]))
     assert [finding.kind for finding in found] == ["gradients-not-reduced"]
 
 
 def test_steps_that_some_ranks_did_not_look_at_are_not_compared() -> None:
     audit = Audit(RANKS, dict.fromkeys(range(RANKS), "node0"))
     for rank in range(RANKS):
-        audit.feed(rank, _layout())
+        audit.feed(rank, layout())
     for count in range(1, 9):
         for rank in (0, 1, 2) if count % 4 == 0 else (1, 2):
             # Were ranks 1 and 2 compared by themselves, they would seem never to have been equal.
             digest = count if count % 4 == 0 else 10 * count + rank
-            assert audit.feed(rank, _replica(count, (digest, 1), (1, 1))) == []
+            assert audit.feed(rank, replica(count, (digest, 1), (1, 1))) == []
     assert audit.close() == []
 
 
 def test_nan_is_another_matter() -> None:
-    nan = _pack("f", (math.nan, math.nan))
+    nan = pack("f", (math.nan, math.nan))
     steps = [(_same(1, 2), _same(3, 4)), (_own(5), _own(30))]
     kinds = [finding.kind for finding in _judge(steps, parameter_norms=nan)]
     assert kinds == []  # so from the start, and so on purpose
@@ -202,3 +159,25 @@ def test_a_rank_that_changes_its_gradients_after_they_were_reduced_is_told_so() 
         "rank 0 steps with other gradients than ranks 1, 2, whose gradients are equal"
     )
     assert "clipping" in (finding.cure or "")
+
+
+def test_gradients_put_together_after_the_step_are_said_to_be_late() -> None:
+    steps = [(_same(1, 2), _own(30)), (_own(5), _own(60)), (_own(7), _own(90))]
+    late = {"file": "train.py", "line": 9, "function": None}
+    audit = Audit(RANKS, dict.fromkeys(range(RANKS), "node0"))
+    for rank in range(RANKS):
+        audit.feed(rank, layout())
+    found = []
+    for count, (weights, gradients) in enumerate(steps, start=1):
+        what = {"late": late, "exchanged": {"late": 2}} if count > 1 else {}
+        for rank in range(RANKS):
+            found += audit.feed(rank, replica(count, weights[rank], gradients[rank], **what))
+    (finding,) = found  # at once: not all runs end
+    assert (finding.kind, finding.step, finding.line) == ("gradients-not-reduced", 1, 9)
+    assert "after the step" in finding.summary
+    assert "between backward and" in (finding.cure or "")
+
+
+def test_gradients_nobody_waited_for_are_not_explained_otherwise() -> None:
+    steps: list[tuple[Values, Values]] = [(_same(1, 2), _same(3, 4)), (_own(5), _own(30))]
+    assert _judge(steps, unwaited=True, exchanged={"after": 1}) == []

@@ -16,7 +16,12 @@ SITE = {"file": "train.py", "line": 5, "function": "main"}
 
 
 def batch(
-    step: int, rows: Sequence[int], weights: int = 1, *, exchanged: bool = True
+    step: int,
+    rows: Sequence[int],
+    weights: int = 1,
+    *,
+    exchanged: bool = True,
+    share: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     packed = base64.b64encode(struct.pack(f"<{len(rows)}I", *rows)).decode()
     about = {
@@ -25,6 +30,7 @@ def batch(
         "microbatch": 0,
         "weights": weights,
         "exchanged": exchanged,
+        "share": share,
     }
     return {**about, "count": len(rows), "rows": packed, **SITE}
 
@@ -45,6 +51,19 @@ def test_the_same_batches_are_said_while_the_run_goes_on() -> None:
     (finding,) = trained(shared, own, shared, close=False)
     assert (finding.kind, finding.ranks, finding.step) == ("same-batch", (0, 2), 1)
     assert finding.line == 5
+
+
+def test_the_same_batches_by_the_same_share_of_a_sampler_are_said_to_be_so() -> None:
+    judge = Batches(4)
+    found = []
+    for step in range(1, 4):
+        for rank in range(4):
+            local = rank % 2
+            rows = range(100 * step + 10 * local, 100 * step + 10 * local + 8)
+            found += judge.feed(rank, batch(step, rows, share=[4, local]))
+    assert [one.ranks for one in found] == [(0, 2), (1, 3)]
+    assert "share 1 of 4" in " ".join(found[1].evidence)
+    assert "LOCAL_RANK" in str(found[1].cure)
 
 
 def test_one_batch_or_made_up_rows_are_no_proof() -> None:
@@ -233,6 +252,46 @@ def test_a_sampler_for_more_ranks_than_there_are_leaves_samples_out() -> None:
     )
     assert (finding.kind, finding.ranks) == ("missing-samples", ())
     assert "32 of 64" in finding.summary
+
+
+def test_shares_that_two_ranks_take_each_are_missed_in_every_epoch() -> None:
+    """LOCAL_RANK in place of the rank, on two nodes."""
+    local = [
+        [
+            epoch(shuffled(n)[rank % 2 :: 4], number=n, size_of_batch=4, options=options)
+            for n in (1, 2)
+        ]
+        for rank in range(4)
+        for options in [{"num_replicas": 4, "rank": rank % 2}]
+    ]
+    found = [one for one in loaded(*local) if one.kind == "missing-samples"]
+    assert found
+    assert {one.summary for one in found[:1]} == {
+        "32 of 64 samples are trained on by no rank in epoch 1: nobody takes shares 2, 3 of the "
+        "sampler's 4, since ranks 0, 2 all take share 0 and ranks 1, 3 share 1"
+    }
+    assert {one.ranks for one in found} == {(2, 3)}
+    assert "LOCAL_RANK" in str(found[0].cure)
+
+
+def test_ranks_that_hold_parts_of_one_model_take_one_share() -> None:
+    ranks = [
+        [epoch(shuffled(n)[rank // 2 :: 2], number=n, options={"rank": rank // 2}) for n in (1, 2)]
+        for rank in range(4)
+    ]
+    assert [one for one in loaded(*ranks) if one.kind == "missing-samples"] == []
+
+
+def test_samples_missing_from_several_epochs_are_counted_over_them() -> None:
+    few = [
+        [
+            epoch(range(r, 44, 2), number=n, sampler="Own", options={"num_replicas": 2})
+            for n in (1, 2)
+        ]
+        for r in (0, 1)
+    ]
+    (finding,) = loaded(*few)
+    assert finding.summary == "20 of 64 samples are trained on by no rank in 2 whole epochs"
 
 
 def test_a_tail_an_epoch_broken_off_and_a_part_of_the_data_are_not_missing() -> None:

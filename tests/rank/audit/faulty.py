@@ -83,6 +83,12 @@ train(twice, between=again)
 train(DistributedDataParallel(Net(unused=True), find_unused_parameters=True))
 train(DistributedDataParallel(Net()), lr=0.2 if rank == 1 else 0.1)
 
+forgetful = DistributedDataParallel(nn.Sequential(Net(), nn.Dropout(0.5)))
+if rank == 2:
+    forgetful.eval()  # line: forgotten
+train(forgetful)
+torch.manual_seed(0)  # it has drawn nothing on rank 2
+
 norm = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
 train(norm, between=lambda: average(norm.parameters()))
 norm.eval()  # line: eval

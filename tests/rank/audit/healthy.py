@@ -140,6 +140,23 @@ normed.eval()
 with torch.no_grad():
     plain(batch()[0])
 
+plain = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 1))
+plain[1].eval()  # frozen on all ranks
+
+
+def validate(step: int) -> None:
+    if rank == 0:
+        plain.eval()
+        held_out = torch.ones(4, 4)
+        plain(held_out).sum()
+        with torch.no_grad():
+            plain(held_out)
+        plain.train()
+        plain[1].eval()
+
+
+train("validated", DistributedDataParallel(plain), after=validate)
+
 generator, critic = (DistributedDataParallel(nn.Linear(4, n)) for n in (4, 1))
 optimizers = [torch.optim.Adam(model.parameters()) for model in (generator, critic)]
 for _ in range(4):

@@ -82,3 +82,39 @@ dist.barrier()
     assert run.returncode == 0, run.stderr
     assert "check of the audit has failed" not in run.stderr
     assert _findings(lab) == []
+
+
+def test_a_sampler_by_local_rank_is_named_by_both_of_its_findings(lab: Lab) -> None:
+    script = lab.script(
+        """\
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+inputs = torch.randn(64, 4)
+dataset = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+sampler = DistributedSampler(dataset, rank=int(os.environ["LOCAL_RANK"]))
+model = DistributedDataParallel(nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    for x, y in DataLoader(dataset, batch_size=8, sampler=sampler):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+dist.destroy_process_group()
+"""
+    )
+    run = lab("run", "--on", "local", "--nodes", "2", "--audit", script)
+    assert run.returncode == 66, run.stderr
+    same, missing = sorted(_findings(lab), key=lambda one: one["kind"] == "missing-samples")
+    assert (same["kind"], missing["kind"]) == ("same-batch", "missing-samples")
+    assert (same["ranks"], missing["ranks"]) == ([0, 1], [1])
+    assert missing["summary"].startswith("32 of 64 samples are trained on by no rank in epoch 1")
+    assert all("LOCAL_RANK" in one["cure"] for one in (same, missing))

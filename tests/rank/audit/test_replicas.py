@@ -9,7 +9,13 @@ from tests.conftest import Lab
 
 FOLDER = Path(__file__).parent
 HERE = {"weights-differ-at-start", "parameters-differ", "buffers-differ", "no-gradient", "nan"} | {
-    *("gradients-not-reduced", "gradients-reduced-twice", "no-sync-at-step", "local-norm-clipping")
+    *(
+        "training-mode-differs",
+        "gradients-not-reduced",
+        "gradients-reduced-twice",
+        "no-sync-at-step",
+        "local-norm-clipping",
+    )
 }
 """The kinds that these scripts are about; batches are another matter."""
 
@@ -51,7 +57,10 @@ def test_each_fault_is_found_with_its_ranks_step_and_line(lab: Lab) -> None:
         ("parameters-differ", (1,), 1, line["step"]),
         ("buffers-differ", everybody, 4, line["eval"]),
         ("nan", (2,), 2, line["nan"]),
+        ("training-mode-differs", (2,), 1, line["forgotten"]),
     }
+    differ = next(f for f in _findings(lab) if f["kind"] == "parameters-differ")
+    assert differ["summary"].endswith("; the optimizers' lr is 0.1 on ranks 0, 2, 0.2 on rank 1")
     partly = next(f for f in _findings(lab) if f["line"] == line["partly"])
     assert "b.bias" in partly["summary"]
     assert "a.weight" not in partly["summary"]
@@ -106,3 +115,66 @@ def test_the_audit_is_for_python(lab: Lab) -> None:
     run = lab("run", "--on", "local", "--audit", "--no-python", "true")
     assert run.returncode == 2
     assert "--audit" in run.stderr
+
+
+def test_modules_from_a_set_are_named_though_their_shapes_end_the_run(lab: Lab) -> None:
+    script = lab.script(
+        """\
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+names = {"cs", "de", "en", "es", "fi", "fr", "it", "ja", "ko", "nl", "pl", "pt"}
+heads = nn.ModuleDict({name: nn.Linear(4, ord(name[0]) + ord(name[1])) for name in names})
+DistributedDataParallel(heads)
+"""
+    )
+    run = lab("run", "--on", "local", "--nodes", "2", "--audit", script)
+    assert run.returncode == 1, run.stderr
+    verdict = json.loads((lab.runs()[-1] / "verdict.json").read_text())
+    (finding,) = [one for one in verdict["findings"] if one["kind"] == "parameter-order-differs"]
+    assert (finding["ranks"], finding["line"]) == ([0, 1], 7)
+    assert ".weight on rank 0" in finding["summary"]
+
+
+def test_averages_by_hand_that_come_too_late_are_named_by_their_line(lab: Lab) -> None:
+    """Not waited for, or after the step; and what is right: waited for one by one."""
+    script = lab.script(
+        """\
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+models = [nn.Sequential(nn.Linear(400, 400), nn.Linear(400, 1)) for _ in range(3)]
+torch.manual_seed(dist.get_rank())
+for name, model in zip(("unwaited", "late", "waited"), models):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(8, 400)).square().mean().backward()
+        if name == "unwaited":
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad, async_op=True)
+        if name == "waited":
+            works = [dist.all_reduce(p.grad, async_op=True) for p in model.parameters()]
+            for work in works:
+                work.wait()
+        optimizer.step()
+        if name == "late":
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+    dist.barrier()
+dist.destroy_process_group()
+"""
+    )
+    run = lab("run", "--on", "local", "--nodes", "2", "--audit", script)
+    assert run.returncode == 66, run.stderr
+    assert "check of the audit has failed" not in run.stderr
+    found = {(f["kind"], f["line"]): f["summary"] for f in _findings(lab)}
+    unwaited, late = ("gradients-not-reduced", 16), ("gradients-not-reduced", 24)
+    assert found.keys() == {unwaited, late}
+    assert "without waiting for" in found[unwaited]
+    assert "after the step" in found[late]
