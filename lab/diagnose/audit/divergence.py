@@ -64,6 +64,11 @@ class Exchanged:
         self.steps += 1
 
     @property
+    def is_nothing(self) -> bool:
+        """Whether they have sent nothing at all."""
+        return self == Exchanged(steps=self.steps)
+
+    @property
     def allows_differences(self) -> bool:
         """Whether replicas may differ on purpose."""
         return self.averages or self.elsewhere or self.activations * 2 > self.steps
@@ -127,9 +132,14 @@ class Divergence:
         self._unequal = gradients - self._said
         return found
 
-    def close(self) -> list[Finding]:
-        """The ranks have ended."""
+    def close(self, *, joined_in_vain: bool = False) -> list[Finding]:
+        """The ranks have ended.
+
+        `joined_in_vain`: all have joined one world, and called nothing in it.
+        """
         places = self._unreduced.keys() | (self._apart & self._unequal)
+        if not self._are_one and joined_in_vain and places and self._exchanged.is_nothing:
+            return self._say_strangers(places)
         if self._exchanged.allows_differences or not self._are_one:
             return []
         if not places:
@@ -328,6 +338,23 @@ class Divergence:
                     *map(str, options[1:]),
                 ),
                 cure=_same(options),
+            )
+        ]
+
+    def _say_strangers(self, places: Collection[int]) -> list[Finding]:
+        ranks = tuple(sorted(self._records))
+        return [
+            Finding(
+                "gradients-not-reduced",
+                "warning",
+                f"{ranks_in_words(ranks)} have joined one world, and sent each other nothing in "
+                f"{self._last} steps: each trains a model of its own, from weights of its own",
+                ranks=ranks,
+                step=self._last,
+                **_place(self._records[ranks[-1]]),
+                evidence=(_by_rank("norms of the gradients", self._gradient_norms()),),
+                cure="wrap the model in DistributedDataParallel and call the wrapped one; where "
+                "each rank is meant to try something for itself, nothing is wrong",
             )
         ]
 

@@ -14,7 +14,7 @@ KEPT = 64
 class Replicas:
     """Compares parameters and gradients of the ranks at the same steps."""
 
-    checks = frozenset({"layout", "replica", "wrapped"})
+    checks = frozenset({"collectives", "layout", "replica", "world", "wrapped"})
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -28,11 +28,21 @@ class Replicas:
         self._disordered: set[int] = set()
         """Optimizers whose parameters the ranks have in other orders."""
         self._followed: dict[tuple[int, tuple[int, ...]], Divergence] = {}
+        self._worlds: dict[int, int] = {}
+        """By rank: the size of the world that it has joined."""
+        self._have_called = False
+        """Whether any collective has been called in it."""
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
         """See `Judge`."""
         if record["check"] == "wrapped":
             return self._wrapped.feed(rank, record)
+        if record["check"] == "collectives":
+            self._have_called |= bool(record["seen"])
+            return []
+        if record["check"] == "world":
+            self._worlds[rank] = record["size"]
+            return []
         if record["check"] == "layout":
             self._layouts.feed(rank, record)
             self._options.pop((record["optimizer"], rank), None)
@@ -56,9 +66,10 @@ class Replicas:
             missing = set(range(self._world_size)) - self._steps[optimizer, count].keys()
             if all(self._latest.get((optimizer, rank), 0) < count for rank in missing):
                 found += self._compare(optimizer, count)
+        joined = list(self._worlds.values()) == [self._world_size] * self._world_size
         for (optimizer, _), divergence in self._followed.items():
             if optimizer not in self._disordered:
-                found += divergence.close()
+                found += divergence.close(joined_in_vain=joined and not self._have_called)
         return found
 
     def _compare(self, optimizer: int, count: int) -> list[Finding]:

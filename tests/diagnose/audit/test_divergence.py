@@ -13,13 +13,18 @@ Values = Mapping[int, tuple[int, ...]]
 
 
 def _judge(
-    steps: list[tuple[Values, Values]], laid_out: Any = None, **fields: Any
+    steps: list[tuple[Values, Values]],
+    laid_out: Any = None,
+    before: list[Mapping[str, Any]] | None = None,
+    **fields: Any,
 ) -> list[Finding]:
-    """Steps are digests of weights and of gradients, by rank."""
+    """Steps are digests of weights and of gradients, by rank; `before`: other records of each."""
     audit = Audit(RANKS, {rank: f"node{rank}" for rank in range(RANKS)})
     found = []
     for rank in range(RANKS):
         found += audit.feed(rank, laid_out or layout())
+        for record in before or ():
+            found += audit.feed(rank, {"rank": rank, **record})
     for count, (weights, gradients) in enumerate(steps, start=1):
         for rank in range(RANKS):
             record = replica(count, weights[rank], gradients[rank], **fields)
@@ -89,6 +94,18 @@ def test_an_ensemble_is_no_fault_unless_its_losses_are_averaged() -> None:
     (finding,) = _judge(steps, exchanged={"small": 1})
     assert finding.kind == "gradients-not-reduced"
     assert finding.ranks == (0, 1, 2)
+
+
+def test_a_world_that_was_joined_for_nothing_is_a_warning() -> None:
+    steps = [(_own(10 * n), _own(100 * n)) for n in range(1, 5)]
+    place = {"step": 0, "file": "train.py", "line": 2, "function": "main"}
+    joined = {"check": "world", "size": RANKS, **place}
+    (finding,) = _judge(steps, before=[joined])
+    assert (finding.kind, finding.severity) == ("gradients-not-reduced", "warning")
+    assert "sent each other nothing in 4 steps" in finding.summary
+    group = ["0", tuple(range(RANKS)), "call", "barrier", *[None] * 4, "train.py", 9, "main"]
+    called = {"check": "collectives", "step": 0, "new": [group], "seen": [(0, 1, 0)]}
+    assert _judge(steps, before=[joined, called]) == []
 
 
 def test_parts_of_a_model_differ_on_purpose() -> None:
