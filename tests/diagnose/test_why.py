@@ -245,6 +245,21 @@ def test_ranks_that_broadcast_in_turn_are_not_where_the_lists_come_apart() -> No
     assert named(finding) == ("data-loader", (1,), 20)
 
 
+def test_a_broadcast_from_a_line_that_no_other_rank_has_called_is_one_too_many() -> None:
+    """Rank 0 evaluates through DDP, whose forward sends buffers."""
+
+    def calls(*lines: int) -> list[Json]:
+        ops = {14: "broadcast", 11: "broadcast", 15: "all_reduce"}
+        told = enumerate(lines, start=1)
+        return [call(n, ops[at], at, via="forward" if at < 15 else "backward") for n, at in told]
+
+    evaluates = rank(calls(14, 15, 14, 15, 11, 14), waits=True)
+    others = [rank(calls(14, 15, 14, 15, 14, 15), waits=True) for _ in range(2)]
+    finding = diagnose(evidence([evaluates, *others]))
+    assert named(finding) == ("extra-collective", (0,), 11)
+    assert "model.module" in (finding.cure or "")
+
+
 def test_a_first_number_that_is_not_recorded_any_more_is_said() -> None:
     ours = [call(n, "barrier" if n % 2 else "all_reduce", 10 + n % 2) for n in range(400, 410)]
     theirs = [call(n, "all_reduce" if n % 2 else "barrier", 11 - n % 2) for n in range(400, 410)]
@@ -566,6 +581,21 @@ def test_victims_point_to_the_rank_that_ended_well_before() -> None:
     )
     assert named(found) == ("ended-early", (1,), 10)
     assert found.innocent[0].ranks == (0,)
+
+
+def test_a_consequence_at_the_same_line_is_not_the_same_failure() -> None:
+    def raised(message: str) -> Json:
+        chain = [{"kind": "RuntimeError", "message": message}]
+        return {"kind": "RuntimeError", "file": "train.py", "line": 6, "chain": chain}
+
+    sizes = "params[0] in this process appears not to match sizes of the same param in process 0"
+    ranks = [
+        rank(exception=raised("gloo: Connection closed by peer")),
+        rank(exception=raised(sizes)),
+    ]
+    told = failure(1, sizes, **raised(sizes), exception="RuntimeError")
+    found = diagnose(evidence(ranks, because="failure", failure=told))
+    assert named(found) == ("failed", (1,), 6)
 
 
 def test_an_own_failure_is_not_blamed_on_who_is_slow() -> None:
@@ -891,6 +921,30 @@ def test_of_a_circle_the_rank_is_named_that_made_a_call_once_less_than_all_other
     found = diagnose(evidence([waits, next(ends), skipped, next(ends)]))
     assert named(found) == ("deadlock", (2,), 10)
     assert "once less often" in found.summary
+
+
+def test_who_has_gone_past_a_monitored_barrier_is_named() -> None:
+    stack = frames(9, (C10D, "monitored_barrier"))
+    stack[0]["arguments"] = {"group": "0"}
+    inside = [rank([call(n) for n in (1, 2)], stack=stack) for _ in range(3)]
+    past = rank([call(n, line=7) for n in (1, 2, 3)], waits=True)
+    found = diagnose(evidence([inside[0], past, *inside[1:]]))
+    assert named(found) == ("skipped-collective", (1,), 7)
+    assert "skipped monitored_barrier of the default group, in which ranks 0, 2, 3" in found.summary
+
+
+def test_who_waits_for_a_message_is_not_guilty_of_being_behind() -> None:
+    calls = [call(n, "barrier", 14) for n in range(1, 4)]
+    there = [rank(calls, waits=True, messages=[lane(1, sent=2)]) for _ in range(3)]
+    stack = frames(13, (C10D, "recv"))
+    stack[0]["arguments"] = {"src": 0}
+    waits = rank(calls[:2], stack=stack, messages=[lane(0, received=3)])
+    found = diagnose(evidence([there[0], waits, *there[1:]]))
+    assert (found.kind, found.ranks) == ("deadlock", (0, 1))
+    assert {rank for one in found.innocent for rank in one.ranks} == {2, 3}
+    assert found.evidence[-1] == (
+        "rank 1 has begun to receive 3 messages from rank 0, which has begun to send 2"
+    )
 
 
 # Handles of point-to-point messages

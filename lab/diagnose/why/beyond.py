@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from lab.diagnose.finding import Finding
-from lab.diagnose.why.differing import CURES
+from lab.diagnose.why.differing import cure_of
 from lab.diagnose.why.evidence import Evidence, Rank
 from lab.diagnose.why.sequences import place_of
 from lab.diagnose.why.telling import at
@@ -61,7 +61,7 @@ def _beyond(evidence: Evidence, waits: Mapping[int, Wait], wait: Wait) -> Findin
         nodes=evidence.nodes_of(ranks),
         innocent=innocents(waits, ranks),
         evidence=tuple(told),
-        cure=CURES["extra-collective"],
+        cure=cure_of("extra-collective", call.via),
     )
     return at(finding, wait.site)
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from operator import eq
 
 from lab.diagnose.finding import Finding
+from lab.diagnose.why.differing import CURES
 from lab.diagnose.why.evidence import Collective, Evidence, Rank
-from lab.diagnose.why.sequences import place_of, rounds
+from lab.diagnose.why.sequences import Place, place_of, rounds
 from lab.diagnose.why.telling import at
 from lab.diagnose.why.waits import Wait, circle, innocents
 from lab.diagnose.why.wording import (
@@ -25,6 +26,43 @@ POINT_TO_POINT = (
 OTHER_TAG = "give a send and its recv the same tag: a message waits for the recv of its own"
 Known = tuple[tuple[int, ...], str]
 """Who of a circle is guilty, and what they did, in words."""
+
+
+def judge_gone_past(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
+    """Name who is in a later collective, where most wait in a call that has no number.
+
+    That is a monitored_barrier: it is made of messages, which the recorder does not have.
+    """
+    together: dict[tuple[str, Place | None], list[int]] = {}
+    for number, wait in sorted(waits.items()):
+        if wait.call is None and wait.group is not None and not wait.tags:
+            together.setdefault((wait.what, place_of(wait.site)), []).append(number)
+    for ranks in together.values():
+        group = waits[ranks[0]].group
+        assert group is not None
+        past = tuple(n for n in group[1] if n not in ranks)
+        if not past or len(past) >= len(ranks):
+            continue
+        if all(n in waits and waits[n].call is not None for n in past):
+            return _gone_past(evidence, waits, ranks, past)
+    return None
+
+
+def _gone_past(
+    evidence: Evidence, waits: Mapping[int, Wait], ranks: Sequence[int], past: tuple[int, ...]
+) -> Finding:
+    wait, theirs = waits[ranks[0]], waits[past[0]]
+    finding = Finding(
+        "skipped-collective",
+        "error",
+        f"{who(past, evidence)} skipped {wait.what}, in which {ranks_in_words(ranks)} "
+        f"wait{site_in_words(wait.site)}, and went on to {theirs.what}{site_in_words(theirs.site)}",
+        ranks=past,
+        nodes=evidence.nodes_of(past),
+        innocent=innocents(waits, past),
+        cure=CURES["skipped-collective"],
+    )
+    return at(finding, theirs.site)
 
 
 def judge_deadlock(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
@@ -55,7 +93,7 @@ def judge_deadlock(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | N
         ranks=ranks,
         nodes=evidence.nodes_of(ranks),
         innocent=innocents(waits, ranks),
-        evidence=(*told, *_counters(evidence, waits, order)),
+        evidence=(*told, *_counters(evidence, waits, order), *_messages(evidence, waits, order)),
         cure=_cure([waits[rank] for rank in order]),
     )
     return at(finding, waits[ranks[0] if known else order[0]].site)
@@ -95,8 +133,8 @@ def _fewer(evidence: Evidence, waits: Mapping[int, Wait], order: tuple[int, ...]
     for rank, late in zip(order, (*order[1:], order[0]), strict=True):
         call = waits[rank].call
         place = None if call is None else place_of(call.site)
-        if call is None or place is None:
-            continue
+        if call is None or place is None or waits[late].call is None:
+            continue  # who waits for a message is behind for want of it
         counts = {
             number: sum(place_of(one.site) == place for one in other.collectives)
             for number, other in evidence.ranks.items()
@@ -138,10 +176,32 @@ def _counters(
     """How far each rank of the circle has come in the groups that the circle goes through."""
     groups = dict.fromkeys(wait.group for rank in order if (wait := waits[rank]).call is not None)
     return tuple(
-        f"rank {rank} has begun {max(called, default=0)} collectives of "
-        f"{group_in_words(group, evidence)}"
+        f"rank {rank} has begun {(count := max(called, default=0))} collective"
+        f"{'s' * (count != 1)} of {group_in_words(group, evidence)}"
         for group in groups
         if group is not None
         for rank in sorted(order)
         if rank in group[1] and (called := evidence.ranks[rank].called.get(group, {})) is not None
     )
+
+
+def _messages(
+    evidence: Evidence, waits: Mapping[int, Wait], order: tuple[int, ...]
+) -> tuple[str, ...]:
+    """How many messages those who wait for one have begun to take, and the others to send."""
+    told = []
+    for rank, peer in zip(order, (*order[1:], order[0]), strict=True):
+        lanes = evidence.ranks[rank].messages
+        for (group, other, tag), (sent, received) in lanes.items():
+            if other != peer or tag not in waits[rank].tags:
+                continue
+            theirs = evidence.ranks[peer].messages.get((group, rank, tag), (0, 0))
+            for mine, met, what, way, back in (
+                (received, theirs[0], "receive", "from", "send"),
+                (sent, theirs[1], "send", "to", "receive"),
+            ):
+                if mine > met:
+                    messages = f"{mine} message{'s' * (mine > 1)} {way} rank {peer}"
+                    begun = f"rank {rank} has begun to {what} {messages}"
+                    told.append(f"{begun}, which has begun to {back} {met}")
+    return tuple(told)

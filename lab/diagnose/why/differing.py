@@ -23,6 +23,10 @@ DDP_CURE = (
     "nothing (its loss times 0), or all ranks skip the step together; a parameter that gets no "
     "gradient has the same effect"
 )
+INSIDE_CURE = (
+    "call the wrapped model on all ranks, or the one inside (model.module of DDP) where only some "
+    "ranks do, as to evaluate"
+)
 LOOP_CURE = "; where it comes after a loop, give the loop as many rounds on all ranks"
 CURES: Mapping[WhyKind, str] = {
     "skipped-collective": "let every rank make this call, also one that has nothing to add"
@@ -50,16 +54,27 @@ def judge_differing(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | 
         nodes=evidence.nodes_of(found.ranks),
         innocent=_others(found, waits),
         evidence=_seen(evidence, found),
-        cure=UNUSED_CURE if unused else cure_of(found.kind, found.expected.via),
+        cure=UNUSED_CURE if unused else cure_of(found.kind, _via(found)),
     )
     return at(finding, found.called.site)
 
 
 def cure_of(kind: WhyKind, via: str | None) -> str:
-    """What to change, where calls differ. `via`: through what the others made the call."""
+    """What to change, where calls differ.
+
+    `via`: through what the call was made that was left out, or that is one too many.
+    """
     if kind == "skipped-collective" and via in ("backward", "forward"):
         return DDP_CURE
+    if kind == "extra-collective" and via == "forward":
+        return INSIDE_CURE
     return CURES[kind]
+
+
+def _via(found: Divergence) -> str | None:
+    """Through what of a library the call was made that was left out, or is one too many."""
+    is_skipped = found.kind == "skipped-collective"
+    return (found.expected if is_skipped else found.called).via
 
 
 def _summary(evidence: Evidence, found: Divergence) -> str:

@@ -82,7 +82,11 @@ def _failed(
 
 def _alike(evidence: Evidence, failure: Json) -> tuple[int, ...]:
     """The rank that failed first, and those that raised the same from the same line."""
-    raised = {n: rank.exception for n, rank in evidence.ranks.items() if rank.exception}
+    raised = {
+        n: rank.exception
+        for n, rank in evidence.ranks.items()
+        if rank.exception and not consequence(rank.exception.get("chain") or ())
+    }
     first = (failure.get("exception"), failure.get("file"), failure.get("line"))
     same = [n for n, one in raised.items() if (one["kind"], one["file"], one["line"]) == first]
     return tuple(sorted({int(failure["rank"]), *same}))

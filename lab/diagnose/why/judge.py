@@ -8,7 +8,7 @@ from lab.diagnose.why.aborted import judge_aborted
 from lab.diagnose.why.absent import judge_absent
 from lab.diagnose.why.beside import with_others
 from lab.diagnose.why.beyond import judge_beyond
-from lab.diagnose.why.deadlock import judge_deadlock
+from lab.diagnose.why.deadlock import judge_deadlock, judge_gone_past
 from lab.diagnose.why.differing import judge_differing
 from lab.diagnose.why.evidence import Evidence
 from lab.diagnose.why.failed import judge_failed, judge_rest
@@ -39,6 +39,7 @@ QUESTIONS: tuple[Question, ...] = (
     judge_patience,  # do steps take that long?
     judge_beyond,  # are some over, and others call what those never have?
     judge_late,  # for whom does everybody wait, and what does that rank do?
+    judge_gone_past,  # has somebody left out what the others wait in?
     judge_deadlock,  # do they wait in a circle?
     judge_lingering,  # is it only that some do not end?
     judge_rest,  # a rank has failed, and nothing of this is why

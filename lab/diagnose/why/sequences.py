@@ -185,10 +185,16 @@ def _come_apart(ours: Calls, theirs: Calls, seq: int) -> bool:
 
     Else both are branches of the script with the same call in them: one for rank 0, say.
     """
-    if ours[seq].op in ROOTED:
+    if ours[seq].op in ROOTED and _are_common(ours, theirs, seq):
         return False
     following = [_same(ours[n], call) for n, call in theirs.items() if n > seq and n in ours]
     return 2 * sum(following) < len(following)
+
+
+def _are_common(ours: Calls, theirs: Calls, seq: int) -> bool:
+    """Whether either side has called from both lines: in turn, perhaps."""
+    here = {place_of(ours[seq].site), place_of(theirs[seq].site)}
+    return all(here <= {place_of(one.site) for one in calls.values()} for calls in (ours, theirs))
 
 
 def _were_shared(lists: Mapping[int, Calls], one: Collective, other: Collective) -> bool:

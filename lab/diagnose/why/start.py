@@ -208,8 +208,8 @@ def _twice(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | Non
         Finding(
             "rendezvous",
             "error",
-            f"{ranks_in_words(same)} all join as rank {number}, so that "
-            f"{ranks_in_words(wrong)} of the world never come{'s' * (len(wrong) == 1)}",
+            f"{ranks_in_words(same)} all join as rank {number}, so that the world of "
+            f"{size_of(joining[wrong[0]])} is never complete",
             ranks=wrong,
             nodes=evidence.nodes_of(wrong),
             evidence=claims(joining),
