@@ -284,7 +284,9 @@ def print_verdict(verdict: "Verdict") -> None:
         for word in words[-LAST_LINES:]:
             say(f"  {word}")
     if verdict.why is not None and (
-        verdict.why.kind not in TOLD or {*verdict.why.ranks} - {first.rank, *verdict.others}
+        verdict.why.kind not in TOLD
+        or {*verdict.why.ranks} - {first.rank, *verdict.others}
+        or (first.file is None and verdict.why.file is not None)  # where a signal met it
     ):
         from lab.cli.findings import print_finding
 

@@ -49,6 +49,9 @@ EXITS = """\
     except RuntimeError as error:
         print(error)
         sys.exit(5)"""
+CRASHES = """\
+    import ctypes
+    ctypes.string_at(0)"""
 FAILS_AFTERWARDS = """\
     try:
         step()
@@ -167,6 +170,16 @@ if dist.get_rank() == 0:
     assert "lab: mismatched-collective: rank 1 called 4 collectives" in done.stderr
     assert "2 ranks ended well" in done.stderr.splitlines()[-1]
     assert lab("why").stdout.startswith("lab: mismatched-collective")
+
+
+def test_where_a_fatal_signal_met_a_rank_is_told(lab: Lab) -> None:
+    script = lab.script(PAIR.format(on_rank_0="    step()", on_rank_1=CRASHES))
+    done = lab("run", "-t", "pair", "--on", "local", script)
+    why = verdict(lab)["why"]
+    line = 1 + (lab.cwd / script).read_text().splitlines().index("    ctypes.string_at(0)")
+    assert (why["kind"], why["ranks"], why["line"]) == ("failed", [1], line)
+    place = f"script.py:{line}"
+    assert any("lab: failed: rank 1" in said and place in said for said in done.stderr.splitlines())
 
 
 def test_a_world_without_a_place_for_a_rank_is_told_in_words(lab: Lab) -> None:
