@@ -9,6 +9,7 @@ Nothing is imported here: where the script has not imported torch.distributed th
 import contextlib
 import functools
 import sys
+import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -21,6 +22,8 @@ NEWEST = 256
 WRAPPERS = ("c10d_logger.py", "_contextlib.py")
 """Files of torch whose frames stand around a function, and say nothing."""
 LEAVE = "destroy_process_group"
+LEAVING = 0.005
+"""Seconds for threads of process groups before these are taken apart."""
 DECORATORS = ("wrapper", "inner_func")
 """What such frames are called elsewhere (torch.distributed.checkpoint)."""
 DTYPES = {
@@ -59,6 +62,9 @@ def _keeping(leave: Callable[..., Any], start_folder: str) -> Callable[..., Any]
             with contextlib.suppress(Exception):  # the script leaves, whatever becomes of this
                 last = history(start_folder)
                 _left.update(last, groups=[{**one, "left": True} for one in last["groups"]])
+            # Threads of the groups that wait for the interpreter's lock, to let go of what is done,
+            # get it now: torch 2.13 holds it while it waits for them.
+            time.sleep(LEAVING)
         return leave(group)
 
     return wrapped
