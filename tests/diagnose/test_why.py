@@ -684,6 +684,7 @@ def test_an_aborted_rank_in_the_others_new_call_is_one_of_them() -> None:
     end = rank([*LOOP, call(9, "all_reduce", 50, shape=())], waits=True)
     found = after_abort(more, aborted(50, "all_reduce"), end)
     assert (found.ranks, found.line) == ((0,), 11)
+    assert "rank 1 left no list: the line of the last stack puts it" in found.evidence[-2]
     # From the loop's own lines nothing tells on which side it was.
     found = after_abort(more, aborted(11, "broadcast"), end)
     assert (found.ranks, found.line) == ((2,), 50)
@@ -698,6 +699,14 @@ def test_an_aborted_rank_that_sends_objects_may_be_behind_the_call_of_the_others
     found = after_abort(waits, behind, ahead, came=16, room=8)
     assert named(found) == ("mismatched-collective", (1,), 7)
     assert "broadcast #1 of the default group" in found.summary
+
+
+def test_an_aborted_rank_without_a_stack_is_compared_with_nothing() -> None:
+    silent = rank(ended={"code": 134, "signal": 6})
+    found = after_abort(rank([call(1, "broadcast")], waits=True), silent)
+    assert named(found) == ("mismatched-collective", (0, 1), None)
+    assert "shows no stack" in found.summary
+    assert "#" not in found.summary
 
 
 def test_an_aborted_rank_alone_is_told_as_it_is() -> None:

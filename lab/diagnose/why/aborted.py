@@ -57,6 +57,8 @@ def _of_calls(evidence: Evidence, abort: Abort, waits: Mapping[int, Wait]) -> Fi
     here = place_of(abort.activity.site)
     places = {place_of(call.site) for _, call in calls}
     is_numbered = len({(call.group, call.seq) for _, call in calls}) == 1
+    if here is None:
+        return _alone(evidence, abort, waits)
     if is_numbered and here not in places:
         return _elsewhere(evidence, abort, calls[0], waits)
     alike = {(call.group, call.op, call.shapes, call.dtypes) for _, call in calls}
@@ -114,12 +116,15 @@ def _where_others_differ(
         # Not that a round of a loop was left out: of that there is no proof.
         found = replace(found, kind="mismatched-collective", count=1)
     finding = finding_of(told, found, waits)
-    if not smaller:
+    placed = tuple(rank for rank in aborted if told.ranks[rank].collectives)
+    if not placed:
         return finding
-    read = (
-        f"{ranks_in_words(aborted)} left no list: that more came than there was room for puts "
-        f"{'it' if len(aborted) == 1 else 'them'} on the side with less"
-    )
+    they, how = "it" if len(placed) == 1 else "them", "the line of the last stack puts"
+    if smaller:
+        how = "that more came than there was room for puts"
+    side = found.others if placed[0] in found.others else found.ranks
+    told_by = ranks_in_words([rank for rank in side if rank not in placed])
+    read = f"{ranks_in_words(placed)} left no list: {how} {they} on the side of {told_by}"
     return replace(finding, evidence=(*finding.evidence, read))
 
 
@@ -232,13 +237,13 @@ def _alone(evidence: Evidence, abort: Abort, waits: Mapping[int, Wait]) -> Findi
     number = abort.rank.number
     others = [one for one in evidence.ranks.values() if one.collectives and one.number != number]
     ranks = (number, others[0].number) if evidence.world_size == 2 and others else (number,)
-    where = does(replace(abort.rank, ended=None), abort.activity) if abort.rank.frames else "was"
     sender = f"rank {ranks[1]}" if len(ranks) == 2 else "another rank"
+    doing = does(replace(abort.rank, ended=None), abort.activity)
     newest = [one.collectives[-1] for one in others[:4]]
     finding = Finding(
         "mismatched-collective",
         "error",
-        f"{who((number,), evidence)} {where}: {sender} has sent more to it than it has room for",
+        f"{who((number,), evidence)} {doing}: {sender} has sent more to it than it has room for",
         ranks=tuple(sorted(ranks)),
         nodes=evidence.nodes_of(ranks),
         innocent=innocents(waits, ranks),
