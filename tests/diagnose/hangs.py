@@ -139,6 +139,58 @@ for step in range(6):
     dist.all_reduce(torch.ones(8 if rank == 2 and step == 3 else 2))
 """
     ),
+    "larger-broadcast-for-gloo": Hang(
+        START
+        + """\
+for step in range(3):
+    dist.broadcast(torch.ones(12 if rank == 0 and step == 2 else 10), src=0)
+dist.all_reduce(x)
+""",
+        nodes=4,
+    ),
+    "smaller-gather-for-gloo": Hang(
+        START
+        + """\
+for step in range(3):
+    mine = torch.ones(3 if rank == 1 and step == 2 else 4)
+    dist.all_gather([torch.empty_like(mine) for _ in range(world)], mine)
+dist.barrier()
+""",
+        nodes=2,
+    ),
+    "metrics-swapped-for-gloo": Hang(
+        START
+        + """\
+for step in range(4):
+    metrics = [torch.ones(1), torch.ones(10)]
+    for one in reversed(metrics) if rank == 1 and step > 1 else metrics:
+        dist.all_reduce(one)
+""",
+        nodes=2,
+    ),
+    "object-of-one-for-gloo": Hang(
+        START
+        + """\
+if rank == 0:
+    dist.broadcast_object_list(["a checkpoint"], src=0)
+for shape in [(4, 4), (4,)]:
+    dist.broadcast(torch.ones(shape), src=0)
+dist.all_reduce(x)
+""",
+        nodes=2,
+    ),
+    "sends-more-than-fits-for-gloo": Hang(
+        START
+        + """\
+for step in range(4):
+    if rank == 0:
+        dist.send(torch.ones(6 if step == 3 else 4), 1)
+    else:
+        dist.recv(torch.ones(4), 0)
+dist.barrier()
+""",
+        nodes=2,
+    ),
     "scatters-objects-from-two-roots": Hang(
         START
         + """\

@@ -6,6 +6,8 @@ import pytest
 
 from lab.diagnose.finding import Finding
 from lab.diagnose.why import diagnose
+from lab.diagnose.why.evidence import Collective
+from lab.diagnose.why.room import sent
 from tests.diagnose.seen import C10D, NOW, Json, call, evidence, frames, rank
 
 STEP = [call(n) for n in range(1, 5)]
@@ -667,12 +669,13 @@ LOOP = [call(n, ("all_reduce", "broadcast")[n % 2], 10 + n % 2) for n in range(1
 """In turn a broadcast at line 11 and an all-reduce at line 10, eight in all."""
 
 
-def aborted(line: int, function: str) -> Json:
-    stack = frames(line, (C10D, function))
+def aborted(line: int, *functions: str, file: str = C10D) -> Json:
+    """Its last stack: functions of a library, the innermost first."""
+    stack = frames(line, *[(file, function) for function in functions])
     return rank(stack=stack, ended={"code": 134, "signal": 6})
 
 
-def after_abort(*ranks: Json, came: int = 628, room: int = 4) -> Finding:
+def after_abort(*ranks: Json, came: int = 16, room: int = 4) -> Finding:
     said = f"what(): op.preamble.length <= op.nbytes. {came} vs {room}. Received data size"
     signal = {"kind": "signal", "exit_code": 134, "exception": None, "chain": []}
     given = failure(1, "", last_lines=[said]) | signal
@@ -684,7 +687,7 @@ def test_an_aborted_rank_at_the_same_line_has_a_smaller_tensor() -> None:
     found = after_abort(others[0], aborted(11, "broadcast"), others[1])
     assert named(found) == ("mismatched-collective", (1,), 11)
     assert "with a smaller tensor" in found.summary
-    assert "628 bytes came, and it had room for 4" in found.evidence[-1]
+    assert "16 bytes came, and it had room for 4" in found.evidence[-1]
 
 
 def test_an_aborted_rank_that_was_one_call_further_has_skipped_one() -> None:
@@ -701,7 +704,7 @@ def test_an_aborted_rank_where_nobody_has_been_made_a_call_too_many() -> None:
 
 def test_of_two_ranks_the_aborted_one_is_innocent_if_the_other_does_something_new() -> None:
     guilty = rank([*LOOP, call(9, "all_gather", 50)], waits=True)
-    found = after_abort(guilty, aborted(11, "broadcast"))
+    found = after_abort(guilty, aborted(11, "broadcast"), came=8)  # a half
     assert (found.kind, found.ranks, found.line) == ("extra-collective", (0,), 50)
 
 
@@ -711,6 +714,7 @@ def test_an_aborted_rank_in_the_others_new_call_is_one_of_them() -> None:
     end = rank([*LOOP, call(9, "all_reduce", 50, shape=())], waits=True)
     found = after_abort(more, aborted(50, "all_reduce"), end)
     assert (found.ranks, found.line) == ((0,), 11)
+    assert "rank 1 left no list: the line of the last stack puts it" in found.evidence[-2]
     # From the loop's own lines nothing tells on which side it was.
     found = after_abort(more, aborted(11, "broadcast"), end)
     assert (found.ranks, found.line) == ((2,), 50)
@@ -719,16 +723,172 @@ def test_an_aborted_rank_in_the_others_new_call_is_one_of_them() -> None:
 def test_an_aborted_rank_that_sends_objects_may_be_behind_the_call_of_the_others() -> None:
     sizes = call(1, "broadcast", 7, shape=(2,), dtype="int64", via="broadcast_object_list")
     objects = call(2, "broadcast", 7, shape=(37,), dtype="uint8", via="broadcast_object_list")
-    sent = rank([sizes, objects], waits=True)
+    waits = rank([sizes, objects], waits=True)
     ahead = rank([sizes, objects, call(3, "barrier", 8)], waits=True)
-    found = after_abort(sent, aborted(7, "broadcast_object_list"), ahead, came=16, room=8)
+    behind = aborted(7, "broadcast", "broadcast_object_list")
+    found = after_abort(waits, behind, ahead, came=16, room=8)
     assert named(found) == ("mismatched-collective", (1,), 7)
-    assert "in the first collective" in found.evidence[0]
+    assert "broadcast #1 of the default group" in found.summary
+
+
+def test_an_aborted_rank_without_a_stack_is_compared_with_nothing() -> None:
+    silent = rank(ended={"code": 134, "signal": 6})
+    found = after_abort(rank([call(1, "broadcast")], waits=True), silent)
+    assert named(found) == ("mismatched-collective", (0, 1), None)
+    assert "shows no stack" in found.summary
+    assert "#" not in found.summary
 
 
 def test_an_aborted_rank_alone_is_told_as_it_is() -> None:
     found = after_abort(rank(), aborted(11, "broadcast"))
     assert named(found) == ("mismatched-collective", (1,), 11)
+
+
+def test_what_came_tells_which_call_of_the_other_it_was() -> None:
+    """All-gathers of 16 bytes, in halves: the other rank has gone on to a barrier since."""
+    gathers = [call(n, "all_gather", 8) for n in (1, 2, 3)]
+    ahead = rank([*gathers, call(4, "barrier", 10) | {"shapes": [], "dtypes": []}], waits=True)
+    found = after_abort(ahead, aborted(8, "all_gather"), came=8, room=6)
+    assert named(found) == ("mismatched-collective", (0, 1), 8)
+    assert "collective #3" in found.summary
+    assert "rank 1 (node1, local 0) all_gather with a smaller tensor" in found.summary
+    assert "barrier" not in str(found)
+    assert "nothing tells" in found.evidence[0]
+
+
+def test_the_newest_of_a_rank_that_has_failed_is_not_taken_for_done() -> None:
+    """Its exception ends the call. In the earlier all-reduces too much would have come as well."""
+    calls = [call(n, shape=(10,)) for n in range(1, 5)]
+    found = after_abort(rank(calls, waits=False), aborted(10, "all_reduce"), came=12)
+    assert "collective #4" in found.summary
+
+
+def test_of_two_ranks_the_one_that_changed_its_habit_is_guilty() -> None:
+    shapes = [(1,), (10,), (1,), (10,), (10,)]
+    swapped = rank([call(n, line=9, shape=one) for n, one in enumerate(shapes, 1)], waits=True)
+    found = after_abort(swapped, aborted(9, "all_reduce"), came=12, room=4)
+    assert named(found) == ("mismatched-collective", (0,), 9)
+    assert "it called all_reduce [1] float32 there" in found.evidence[0]
+
+
+def test_another_shape_at_the_same_line_is_no_skipped_call() -> None:
+    usual = [call(n, line=9, shape=((10,), (1,))[n % 2]) for n in range(1, 6)]
+    swapped = [*usual[:4], call(5, line=9, shape=(10,))]
+    others = [rank(usual, waits=True) for _ in range(2)]
+    found = after_abort(
+        others[0], aborted(9, "all_reduce"), others[1], rank(swapped, waits=True), came=8, room=4
+    )
+    assert named(found) == ("mismatched-collective", (3,), 9)
+    assert "ranks 0-2 called all_reduce [1]" in found.summary
+
+
+def test_what_is_received_is_no_collective() -> None:
+    ahead = rank([call(1, "barrier", 10) | {"shapes": [], "dtypes": []}], waits=True)
+    ahead["messages"] = [{"group": "0", "peer": 1, "tag": 0, "sent": 4, "received": 0}]
+    found = after_abort(ahead, aborted(8, "recv"), came=192, room=128)
+    assert named(found) == ("mismatched-collective", (0, 1), 8)
+    assert found.summary == (
+        "rank 0 (node0, local 0) sent 192 bytes to rank 1 (node1, local 0), whose recv at "
+        "train.py:8 (main) had room for 128"
+    )
+    assert "barrier" not in str(found)
+    found = after_abort(ahead, aborted(8, "isend"), came=192, room=128)
+    assert "where a receive had room for 128: that rank is in isend()" in found.summary
+    # It waits for a receive that it has begun, and no collective of the others has sent so much.
+    found = after_abort(ahead, aborted(9), came=192, room=128)
+    assert "where a receive had room for 128: that rank is at train.py:9" in found.summary
+    # Who sent it, of two, nothing tells.
+    found = after_abort(ahead, aborted(8, "recv"), ahead, came=192, room=128)
+    assert found.ranks == (1,)
+    assert found.summary.startswith("a rank sent 192 bytes")
+
+
+def test_who_has_the_larger_tensor_is_the_odd_one_if_several_were_aborted() -> None:
+    root = rank([call(1, "broadcast", shape=(120, 8)), call(2, line=11)], waits=True)
+    small = rank([call(1, "broadcast", shape=(100, 8))], waits=True)
+    here = aborted(10, "broadcast")
+    found = after_abort(root, here, here, small, came=3840, room=3200)
+    assert named(found) == ("mismatched-collective", (0,), 10)
+    assert "ranks 1-3 called broadcast [100,8]" in found.summary
+    found = after_abort(root, here, here, came=3840, room=3200)
+    assert named(found) == ("mismatched-collective", (0,), 10)
+    found = after_abort(root, here, came=3840, room=3200)
+    assert named(found) == ("mismatched-collective", (0, 1), 10)
+    assert "collective #1 " in found.summary
+
+
+def test_where_an_object_was_sent_the_lists_came_apart_at_its_length() -> None:
+    length = call(1, "broadcast", 10, shape=(1,), dtype="int64", via="broadcast_object_list")
+    loaded = call(2, "broadcast", 10, shape=(24,), dtype="uint8", via="broadcast_object_list")
+    alone = rank([length, loaded, call(3, "broadcast", 11, shape=(4, 4))], waits=True)
+    found = after_abort(alone, aborted(11, "broadcast"), came=24, room=16)
+    assert named(found) == ("mismatched-collective", (0, 1), None)
+    assert "as collective #2" in found.summary
+    assert "#3" not in str(found)
+    assert any("#1 belongs to the same broadcast_object_list()" in one for one in found.evidence)
+
+
+def test_a_librarys_function_is_not_told_as_a_collective() -> None:
+    there = rank([call(1, shape=(1,), dtype="int64", via="__exit__")], waits=True)
+    found = after_abort(there, aborted(10, "all_reduce", "__exit__"), came=8)
+    assert "in __exit__() at train.py:10" in found.summary
+    assert "exit__" not in found.summary.replace("__exit__()", "")
+    join = aborted(8, "__exit__", file="torch/distributed/algorithms/join.py")
+    found = after_abort(there, join, came=8)
+    assert "called a collective in __exit__() at train.py:8" in found.summary
+
+
+def test_where_several_calls_of_the_other_may_have_sent_it_none_is_named() -> None:
+    calls = [call(1, "broadcast"), call(2, "broadcast", 11), call(3, "broadcast", 12)]
+    found = after_abort(rank(calls, waits=True), aborted(50, "broadcast"))
+    assert named(found) == ("mismatched-collective", (0, 1), 50)
+    assert "rank 0 has sent more to it than it has room for" in found.summary
+    assert "#" not in found.summary
+
+
+def test_threads_in_collectives_of_one_group_are_both_told() -> None:
+    def with_thread() -> Json:
+        both = aborted(12, "all_reduce")
+        frames_there = frames(7, (C10D, "all_reduce"))
+        both["threads"].append({"name": "metrics", "main": False, "frames": frames_there})
+        return both
+
+    calls = [call(n, line=12, shape=(64,)) for n in range(1, 5)]
+    found = after_abort(rank(calls, waits=True), with_thread(), came=64, room=8)
+    assert found.ranks == (1,)
+    assert "train.py:12" in found.summary
+    assert "train.py:7" in found.summary
+    assert "new_group" in str(found.cure)
+    # Each has a group of its own.
+    other = call(1, line=7) | {"group": "1"}
+    apart = rank([*calls, other], waits=True)
+    apart["groups"].append({"name": "1", "backend": "gloo", "ranks": [0, 1]})
+    found = after_abort(apart, with_thread(), came=64, room=8)
+    assert "threads" not in found.summary
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "dtype", "ranks", "lengths"),
+    [
+        ("all_reduce", (10,), "float32", 2, {12, 4}),
+        ("all_reduce", (10,), "float32", 4, {8}),
+        ("all_reduce", (5,), "float32", 2, {8, 4}),
+        ("all_reduce", (), "bfloat16", 4, {2}),
+        ("all_reduce", (1 << 22,), "float32", 2, {1 << 20}),
+        ("all_reduce", (0,), "float32", 2, {0}),
+        ("all_gather", (3,), "float32", 2, {6}),
+        ("_allgather_base", (3,), "bool", 4, {1, 2}),
+        ("broadcast", (120, 8), "float32", 4, {3840}),
+        ("barrier", (), "float32", 4, {0}),
+        ("reduce", (4,), "float32", 4, None),
+    ],
+)
+def test_how_long_gloos_messages_are(
+    op: str, shape: tuple[int, ...], dtype: str, ranks: int, lengths: set[int] | None
+) -> None:
+    group = ("0", tuple(range(ranks)))
+    one = Collective(group, 1, op, (shape,), (dtype,), True, None, None, None)
+    assert sent(one) == lengths
 
 
 def test_a_rank_that_leaves_the_group_is_early_and_waits_for_nobody() -> None:

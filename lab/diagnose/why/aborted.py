@@ -1,22 +1,27 @@
 """The verdict on a rank that gloo has aborted: another one sent it more than it has room for.
 
 It is not always the guilty one, and it leaves no list of its collectives; but the stack that it
-left says which call it was in. That call is compared with what the others called.
+left says which line it was at, and what came to it which call of the others that was.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from math import prod
 
 from lab.diagnose.finding import Finding
-from lab.diagnose.why.activity import Activity, activity_of
-from lab.diagnose.why.differing import CURES, judge_differing
+from lab.diagnose.why.abort import MESSAGES, Abort, aborted_at
+from lab.diagnose.why.activity import activity_of
+from lab.diagnose.why.differing import CURES, finding_of, judge_differing
 from lab.diagnose.why.evidence import Collective, Evidence, Rank
+from lab.diagnose.why.messages import judge_message, senders_to
+from lab.diagnose.why.room import FINISHED_TOGETHER, MET, sent
 from lab.diagnose.why.sequences import Divergence, first_divergence, place_of
+from lab.diagnose.why.smaller import Smaller, judge_smaller
 from lab.diagnose.why.telling import at, does
+from lab.diagnose.why.threads import judge_threads
 from lab.diagnose.why.waits import Wait, innocents
-from lab.diagnose.why.wording import who
+from lab.diagnose.why.wording import short_in_words, site_in_words, who
+from lab.diagnose.words import ranks_in_words
 
 SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 """What gloo says when more bytes come than the tensor of this rank has, before it aborts."""
@@ -30,80 +35,176 @@ def judge_aborted(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | No
     if sizes is None:
         return None
     rank = evidence.ranks[failure["rank"]]
-    told = f"gloo ended rank {rank.number}: {sizes[1]} bytes came, and it had room for {sizes[2]}"
-    if "all_to_all" in (activity_of(rank).function or ""):
-        return _by_somebody(rank, waits, told)
+    abort = Abort(rank, int(sizes[1]), int(sizes[2]), activity_of(rank))
+    found = judge_threads(evidence, abort) or _of_calls(evidence, abort, waits)
+    return replace(found, evidence=(*found.evidence, abort.told))
+
+
+def _of_calls(evidence: Evidence, abort: Abort, waits: Mapping[int, Wait]) -> Finding:
+    """Compare its call with those of the others."""
+    if "all_to_all" in (abort.activity.function or ""):
+        return _by_somebody(abort, waits)
     differ = first_divergence(evidence)
-    if differ is None:
-        found = judge_differing(_with_last_call(evidence, rank, came=int(sizes[1])), waits)
-        if found is not None:  # what it called before nobody knows
-            kept = tuple(one for one in found.evidence if not one.startswith("up to #"))
-            found = replace(found, evidence=kept)
-    else:
-        found = judge_differing(_on_a_side(evidence, rank, differ), waits)
+    if differ is not None:
+        found = _where_others_differ(evidence, abort, differ, waits)
+        return found or _alone(evidence, abort, waits)
+    calls = _calls_that_sent(evidence, abort)
+    senders = senders_to(evidence, abort.rank)
+    if not any(sent(call) for _, call in calls) and (
+        abort.activity.function in MESSAGES or (senders and not calls)
+    ):
+        return judge_message(evidence, abort, senders, waits)
+    here = place_of(abort.activity.site)
+    places = {place_of(call.site) for _, call in calls}
+    is_numbered = len({(call.group, call.seq) for _, call in calls}) == 1
+    if here is None:
+        return _alone(evidence, abort, waits)
+    if is_numbered and here not in places:
+        return _elsewhere(evidence, abort, calls[0], waits)
+    alike = {(call.group, call.op, call.shapes, call.dtypes) for _, call in calls}
+    if places == {here} and (is_numbered or len(alike) == 1):
+        smaller = aborted_at(evidence, abort.activity.site)
+        has = Smaller(smaller, abort.room, abort.operation)
+        return at(
+            judge_smaller(evidence, dict(calls), has, is_numbered, waits), abort.activity.site
+        )
+    return _alone(evidence, abort, waits)
+
+
+def _calls_that_sent(evidence: Evidence, abort: Abort) -> list[tuple[int, Collective]]:
+    """The calls of the others in which so many bytes may have been sent to it, with whose they are.
+
+    It had begun each of those that nobody ends before all have begun.
+    """
+    found = []
+    for group in evidence.groups:
+        if abort.rank.number not in group[1]:
+            continue
+        lists = {n: one.called[group] for n, one in evidence.ranks.items() if one.called.get(group)}
+        first = max((_first_possible(calls) for calls in lists.values()), default=0)
+        for number, calls in lists.items():
+            for seq, call in calls.items():
+                lengths = sent(call)
+                if seq >= first and (lengths is None or abort.came in lengths):
+                    found.append((number, call))
+    return found
+
+
+def _first_possible(calls: Mapping[int, Collective]) -> int:
+    """Which number the aborted rank had come to at least, as another rank has told.
+
+    The newest does not count: a call that has failed is over as well.
+    """
+    over = [call for seq, call in calls.items() if call.done and seq < max(calls)]
+    begun = max((call.seq for call in over if call.op in MET), default=0)
+    ended = max((call.seq for call in over if call.op in FINISHED_TOGETHER), default=0)
+    return max(begun, ended + 1)
+
+
+def _where_others_differ(
+    evidence: Evidence, abort: Abort, differ: Divergence, waits: Mapping[int, Wait]
+) -> Finding | None:
+    """The verdict on the others, with the aborted ranks on their sides where these are known."""
+    smaller = _smaller_side(abort, differ)
+    told, aborted = evidence, aborted_at(evidence, abort.activity.site)
+    for number in aborted:
+        told = _on_a_side(told, evidence.ranks[number], differ, smaller)
+    found = first_divergence(told)
     if found is None:
-        found = at(_alone(evidence, rank, waits), activity_of(rank).site)
-    return replace(found, evidence=(*found.evidence, told))
+        return None
+    if place_of(found.called.site) == place_of(found.expected.site):
+        # Not that a round of a loop was left out: of that there is no proof.
+        found = replace(found, kind="mismatched-collective", count=1)
+    finding = finding_of(told, found, waits)
+    placed = tuple(rank for rank in aborted if told.ranks[rank].collectives)
+    if not placed:
+        return finding
+    they, how = "it" if len(placed) == 1 else "them", "the line of the last stack puts"
+    if smaller:
+        how = "that more came than there was room for puts"
+    side = found.others if placed[0] in found.others else found.ranks
+    told_by = ranks_in_words([rank for rank in side if rank not in placed])
+    read = f"{ranks_in_words(placed)} left no list: {how} {they} on the side of {told_by}"
+    return replace(finding, evidence=(*finding.evidence, read))
 
 
-def _on_a_side(evidence: Evidence, rank: Rank, differ: Divergence) -> Evidence:
+def _smaller_side(abort: Abort, differ: Divergence) -> tuple[int, ...]:
+    """The side that has less, if what came is of the other, and all are at one line; else none."""
+    places = {place_of(site) for site in (differ.called.site, differ.expected.site)}
+    if places != {place_of(abort.activity.site)}:
+        return ()
+    for smaller, larger, side in (
+        (differ.called, differ.expected, differ.ranks),
+        (differ.expected, differ.called, differ.others),
+    ):
+        room, came = sent(smaller) or (), sent(larger) or ()
+        if abort.room in room and abort.came in came and abort.came not in room:
+            return side
+    return ()
+
+
+def _on_a_side(
+    evidence: Evidence, rank: Rank, differ: Divergence, smaller: tuple[int, ...]
+) -> Evidence:
     """The evidence with the rank on the side whose call it was in, where the others differ.
 
-    It is known to have come there if nobody had called that line before.
+    It is known to have come there if nobody had called that line before, or by its room.
     """
-    activity = activity_of(rank)
+    here = place_of(activity_of(rank).site)
     for side, call in ((differ.others, differ.expected), (differ.ranks, differ.called)):
         calls = evidence.ranks[side[0]].collectives
         earlier = [one for one in calls if one.group == call.group and one.seq < call.seq]
-        here = place_of(call.site)
-        if here == place_of(activity.site) and here not in [place_of(one.site) for one in earlier]:
+        known = place_of(call.site) == here not in [place_of(one.site) for one in earlier]
+        if side == smaller or (known and not smaller):
             return _told(evidence, rank, side[0], (*earlier, replace(call, done=False)))
     return evidence
 
 
-def _with_last_call(evidence: Evidence, rank: Rank, came: int) -> Evidence:
-    """The evidence as if the rank had told: up to its last call its list is the others'."""
-    others = [one for one in evidence.ranks.values() if one.collectives and one is not rank]
-    if not others:
-        return evidence
-    model = max(others, key=lambda one: one.collectives[-1].seq)
-    activity = activity_of(rank)
-    met = _met(model.collectives, activity, came)
-    before = [call for call in model.collectives if call.group != met.group or call.seq < met.seq]
+def _elsewhere(
+    evidence: Evidence, abort: Abort, sender: tuple[int, Collective], waits: Mapping[int, Wait]
+) -> Finding:
+    """It was at another line than those who made the call of that number.
+
+    Up to there its list is taken for the others': their messages have met.
+    """
+    number, met = sender
+    calls = evidence.ranks[number].collectives
+    before = [call for call in calls if call.group != met.group or call.seq < met.seq]
     last = Collective(
         group=met.group,
         seq=met.seq,
-        op=activity.function or "a collective",
+        op=abort.operation,
         shapes=(),
         dtypes=(),
         done=False,
         time=met.time,
-        site=activity.site,
-        via=activity.function,
+        site=abort.activity.site,
+        via=abort.activity.function,
         is_recorded=False,
     )
-    return _told(evidence, rank, model.number, (*before, last))
+    found = judge_differing(_told(evidence, abort.rank, number, (*before, last)), waits)
+    if found is None:
+        return _alone(evidence, abort, waits)
+    kept = tuple(one for one in found.evidence if not one.startswith(("up to #", "the ranks diff")))
+    return replace(found, evidence=(*kept, *_of_before(abort.rank, [*before, met])))
 
 
-def _met(calls: Sequence[Collective], activity: Activity, came: int) -> Collective:
-    """The call of another rank that it was in: the newest.
-
-    A function that sends objects makes two calls, and some ranks may have left it: of these two,
-    the one that has sent so many bytes.
-    """
-    if "object" not in (activity.function or ""):
-        return calls[-1]
-    there = [call for call in calls if call.site and place_of(call.site) == place_of(activity.site)]
-    newest = there[-1] if there else calls[-1]
-    return next((call for call in reversed(there[-2:]) if _bytes(call) == came), newest)
-
-
-def _bytes(call: Collective) -> int:
-    """How many the first tensor has."""
-    if not call.shapes or not call.dtypes:
-        return 0
-    bits = re.search(r"\d+$", call.dtypes[0])
-    return prod(call.shapes[0]) * (int(bits[0]) // 8 if bits else 1)
+def _of_before(rank: Rank, calls: list[Collective]) -> tuple[str, ...]:
+    """What is known of where the lists come apart: of an object, the length is sent first."""
+    met = calls[-1]
+    if met.seq == 1:
+        return ()
+    length = calls[-2]
+    if (
+        "object" in (met.via or "")
+        and (length.via, length.site, length.seq) == (met.via, met.site, met.seq - 1)
+        and (length.dtypes, met.dtypes) == (("int64",), ("uint8",))
+    ):
+        return (
+            f"#{length.seq} belongs to the same {met.via}(): the ranks came apart there, or "
+            "earlier",
+        )
+    return (f"what rank {rank.number} had called before is not known: it may differ earlier",)
 
 
 def _told(
@@ -114,32 +215,42 @@ def _told(
     return replace(evidence, ranks={**evidence.ranks, rank.number: told})
 
 
-def _by_somebody(rank: Rank, waits: Mapping[int, Wait], told: str) -> Finding:
+def _by_somebody(abort: Abort, waits: Mapping[int, Wait]) -> Finding:
     """Of an operation in which each pair of ranks has a size of its own: who sent is not told."""
-    where = does(replace(rank, ended=None), activity_of(rank))
+    where = does(replace(abort.rank, ended=None), abort.activity)
     finding = Finding(
         "mismatched-collective",
         "error",
-        f"rank {rank.number} {where}, and another rank has sent more to it than it expects: which "
-        "one nothing tells",
+        f"rank {abort.rank.number} {where}, and another rank has sent more to it than it expects: "
+        "which one nothing tells",
         innocent=innocents(waits, ()),
-        evidence=(told,),
         cure="let the ranks exchange how much each sends to each (input and output splits) first",
     )
-    return at(finding, activity_of(rank).site)
+    return at(finding, abort.activity.site)
 
 
-def _alone(evidence: Evidence, rank: Rank, waits: Mapping[int, Wait]) -> Finding:
-    """Nobody else has told what it called."""
-    ranks = (rank.number,)
-    where = does(replace(rank, ended=None), activity_of(rank)) if rank.frames else "is"
-    return Finding(
+def _alone(evidence: Evidence, abort: Abort, waits: Mapping[int, Wait]) -> Finding:
+    """Nothing tells in which call of the others it was: all that is known is its own line.
+
+    Of two ranks it is as much the other that may be wrong.
+    """
+    number = abort.rank.number
+    others = [one for one in evidence.ranks.values() if one.collectives and one.number != number]
+    ranks = (number, others[0].number) if evidence.world_size == 2 and others else (number,)
+    sender = f"rank {ranks[1]}" if len(ranks) == 2 else "another rank"
+    doing = does(replace(abort.rank, ended=None), abort.activity)
+    newest = [one.collectives[-1] for one in others[:4]]
+    finding = Finding(
         "mismatched-collective",
         "error",
-        f"{who(ranks, evidence)} {where} in a collective for which another rank has brought a "
-        "larger tensor",
-        ranks=ranks,
+        f"{who((number,), evidence)} {doing}: {sender} has sent more to it than it has room for",
+        ranks=tuple(sorted(ranks)),
         nodes=evidence.nodes_of(ranks),
         innocent=innocents(waits, ranks),
+        evidence=tuple(
+            f"the newest of rank {one.number}: {short_in_words(call)}{site_in_words(call.site)}"
+            for one, call in zip(others, newest, strict=False)
+        ),
         cure=CURES["mismatched-collective"],
     )
+    return at(finding, abort.activity.site)

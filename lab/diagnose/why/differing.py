@@ -41,8 +41,11 @@ CURES: Mapping[WhyKind, str] = {
 def judge_differing(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     """Name the rank whose list of collectives is not as the others'; None where they are equal."""
     found = first_divergence(evidence)
-    if found is None:
-        return None
+    return None if found is None else finding_of(evidence, found, waits)
+
+
+def finding_of(evidence: Evidence, found: Divergence, waits: Mapping[int, Wait]) -> Finding:
+    """Tell of one divergence."""
     if not found.certain:
         return _nobody_in_particular(evidence, found, waits)
     unused = _unused(evidence, found)

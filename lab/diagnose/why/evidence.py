@@ -95,6 +95,8 @@ class Rank:
     """Names of all but the main one."""
     frames: tuple[Frame, ...]
     """Of the main thread, innermost first; of one that communicates where it waits for that."""
+    stacks: tuple[tuple[Frame, ...], ...]
+    """Of all threads, the main one first."""
     groups: Mapping[GroupKey, str]
     """With the backend of each: those that it is in, or was in last."""
     has_left: bool

@@ -56,6 +56,7 @@ def _rank(number: int, data: Json) -> Rank:
         time=data.get("time"),
         other_threads=tuple(one["name"] for one in threads if not one["main"]),
         frames=() if shown is None else stacks[shown],
+        stacks=tuple(stacks),
         groups={groups[one["name"]]: one.get("backend") or "" for one in data.get("groups") or ()},
         has_left=any(one.get("left") for one in data.get("groups") or ()),
         collectives=tuple(
