@@ -7,6 +7,11 @@ from lab.diagnose.audit.order import Wrapped, judge_order
 from lab.diagnose.audit.records import Record
 from lab.diagnose.finding import Finding
 
+Moment = tuple[int, ...]
+"""How many collectives there have been before a step, and which of the steps since it is.
+
+Not the steps' own numbers: those differ where ranks take other numbers of steps on purpose (`Join`,
+local SGD), and are at one moment all the same."""
 KEPT = 64
 """Steps that wait for ranks which have not come to them."""
 
@@ -20,8 +25,8 @@ class Replicas:
         self._world_size = world_size
         self._layouts = Layouts()
         self._wrapped = Wrapped()
-        self._steps: dict[tuple[int, int], dict[int, Record]] = {}
-        self._latest: dict[tuple[int, int], int] = {}
+        self._steps: dict[tuple[int, Moment], dict[int, Record]] = {}
+        self._latest: dict[tuple[int, int], Moment] = {}
         """The last step of each optimizer on each rank."""
         self._options: dict[tuple[int, int], Options] = {}
         """Of each optimizer on each rank, as they were told last."""
@@ -47,9 +52,9 @@ class Replicas:
             self._layouts.feed(rank, record)
             self._options.pop((record["optimizer"], rank), None)
             return []
-        key = record["optimizer"], record["count"]
+        key = record["optimizer"], tuple(record["moment"])
         own = record["optimizer"], rank
-        self._latest[own] = record["count"]
+        self._latest[own] = key[1]
         self._options[own] = after(self._options.get(own, {}), record["options"])
         ranks = self._steps.setdefault(key, {})
         ranks[rank] = {**record, "options": self._options[own]}
@@ -62,19 +67,20 @@ class Replicas:
     def close(self) -> list[Finding]:
         """See `Judge`."""
         found = []
-        for optimizer, count in sorted(self._steps):
-            missing = set(range(self._world_size)) - self._steps[optimizer, count].keys()
-            if all(self._latest.get((optimizer, rank), 0) < count for rank in missing):
-                found += self._compare(optimizer, count)
+        for optimizer, moment in sorted(self._steps):
+            missing = set(range(self._world_size)) - self._steps[optimizer, moment].keys()
+            if all(self._latest.get((optimizer, rank), ()) < moment for rank in missing):
+                found += self._compare(optimizer, moment)
         joined = list(self._worlds.values()) == [self._world_size] * self._world_size
         for (optimizer, _), divergence in self._followed.items():
             if optimizer not in self._disordered:
                 found += divergence.close(joined_in_vain=joined and not self._have_called)
         return found
 
-    def _compare(self, optimizer: int, count: int) -> list[Finding]:
+    def _compare(self, optimizer: int, moment: Moment) -> list[Finding]:
         """Compare what has come for one step, among ranks that train the same."""
-        records = self._steps.pop((optimizer, count))
+        records = self._steps.pop((optimizer, moment))
+        count = min(record["count"] for record in records.values())
         if optimizer in self._disordered:
             return []
         layouts = {rank: self._layouts.of(optimizer, rank) for rank in records}
