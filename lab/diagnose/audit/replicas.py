@@ -12,6 +12,8 @@ Moment = tuple[int, ...]
 
 Not the steps' own numbers: those differ where ranks take other numbers of steps on purpose (`Join`,
 local SGD), and are at one moment all the same."""
+GATHERED = frozenset({"gather_object", "all_gather_object"})
+"""What puts results together, and no model."""
 KEPT = 64
 """Steps that wait for ranks which have not come to them."""
 
@@ -37,6 +39,8 @@ class Replicas:
         """By rank: the size of the world that it has joined."""
         self._have_called = False
         """Whether any collective has been called in it."""
+        self._called: set[str] = set()
+        """Those that the script has called itself, but for barriers."""
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
         """See `Judge`."""
@@ -44,6 +48,8 @@ class Replicas:
             return self._wrapped.feed(rank, record)
         if record["check"] == "collectives":
             self._have_called |= bool(record["seen"])
+            calls = [op for _, _, source, op, *_ in record["new"] if source == "call"]
+            self._called |= set(calls) - {"barrier"}
             return []
         if record["check"] == "world":
             self._worlds[rank] = record["size"]
@@ -74,7 +80,10 @@ class Replicas:
         joined = list(self._worlds.values()) == [self._world_size] * self._world_size
         for (optimizer, _), divergence in self._followed.items():
             if optimizer not in self._disordered:
-                found += divergence.close(joined_in_vain=joined and not self._have_called)
+                found += divergence.close(
+                    joined_in_vain=joined and not self._have_called,
+                    gathers_results=bool(self._called) and self._called <= GATHERED,
+                )
         return found
 
     def _compare(self, optimizer: int, moment: Moment) -> list[Finding]:

@@ -108,6 +108,26 @@ def test_a_world_that_was_joined_for_nothing_is_a_warning() -> None:
     assert _judge(steps, before=[joined, called]) == []
 
 
+def test_folds_whose_scores_are_gathered_are_a_warning() -> None:
+    steps: list[tuple[Values, Values]] = [(_same(1, 2), _own(30))]
+    steps += [(_own(10 * n), _own(100 * n)) for n in range(1, 4)]
+
+    def called(*ops: str) -> list[Mapping[str, Any]]:
+        new = [["0", (0, 1, 2), "call", op, *[None] * 4, "train.py", 9, "main"] for op in ops]
+        seen = [(place, place + 1, 4) for place in range(len(ops))]
+        return [{"check": "collectives", "step": 4, "new": new, "seen": seen}]
+
+    (finding,) = _judge(steps, before=called("barrier", "gather_object"))
+    assert (finding.kind, finding.severity) == ("gradients-not-reduced", "warning")
+    assert "send each other nothing in 4 steps" in finding.summary
+    assert "nothing is wrong" in (finding.cure or "")
+    # The average of a number may be about one model that all are taken to train.
+    for others in (called("barrier"), called("gather_object", "all_reduce")):
+        assert [one.severity for one in _judge(steps, before=others)] == ["error"]
+    (finding,) = _judge(steps, layout(sampler=True), before=called("gather_object"))
+    assert finding.severity == "error"
+
+
 def test_parts_of_a_model_differ_on_purpose() -> None:
     steps = [(_same(1, 2), _own(30)), *((_own(10 * n), _own(100 * n)) for n in range(1, 5))]
     for sent in ("forward", "backward", "point_to_point", "subgroup"):
