@@ -108,6 +108,19 @@ def test_what_was_left_out_is_named_though_calls_of_its_shape_have_taken_its_pla
     assert "at train.py:9" in finding.summary
 
 
+def test_what_was_left_out_is_not_told_as_another_order() -> None:
+    usual = in_lines(6, 9, 6, 9, 6, 9, 6, 9)
+    (finding,) = found(usual, in_lines(6, 9, 6, 6, 9, 6, 9, 12), usual, close=True)
+    assert (finding.ranks, finding.line) == ((1,), 6)
+    assert "other way round" not in finding.summary
+    assert finding.evidence[-1] == "calls at train.py:9: 3 by rank 1, 4 by ranks 0, 2"
+
+
+def test_lines_in_another_order_each_time_are_told_at_the_end() -> None:
+    (finding,) = found(in_lines(6, 9, 6, 9), in_lines(9, 6, 9, 6), in_lines(6, 9, 6, 9), close=True)
+    assert "the other way round" in finding.summary
+
+
 def test_branches_with_the_same_call_are_the_same() -> None:
     assert found(in_lines(5, 7, 5, 7, 20), in_lines(6, 8, 6, 8), close=True) == []
 
