@@ -185,6 +185,8 @@ class Collectives:
         self._before[group] = number, column
         if len({step for each in (before, column) for _, step in each.values()}) > 1:
             return None  # one has left something out, or has one more
+        if len({one.what for each in (before, column) for one, _ in each.values()}) > 1:
+            return None  # a line would send from another rank there: they send in turn
         orders: dict[object, list[int]] = {}
         for rank in sorted(column):
             order = _line(before[rank][0]), _line(column[rank][0])

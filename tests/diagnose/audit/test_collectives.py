@@ -138,6 +138,18 @@ def test_two_lines_in_another_order_get_each_others_tensors() -> None:
     assert found(usual, branch, usual) == found(usual, late, usual) == []
 
 
+def test_ranks_that_send_in_turn_are_in_one_order() -> None:
+    """`if rank == source: broadcast(ours, source)`, and in a branch of its own `else: ...`."""
+
+    def sent(*lines: int) -> dict[str, Any]:
+        calls = [signature("broadcast", line=line, reduce=None) for line in lines]
+        for source, call in enumerate(calls):
+            call[7] = source
+        return record(*((call, n, 0) for n, call in enumerate(calls, start=1)))
+
+    assert found(sent(5, 7), sent(7, 5), close=True) == []
+
+
 def test_steps_of_what_was_read_later_say_nothing() -> None:
     one = signature(source="recorder")
     assert found(*[record((one, 7, step)) for step in (3, 4, 5)], close=True) == []
