@@ -138,7 +138,7 @@ class Divergence:
         """The ranks have ended.
 
         `joined_in_vain`: all have joined one world, and called nothing in it.
-        `gathers_results`: they have, and nothing but objects was put together.
+        `gathers_results`: what was called in it does nothing else.
         """
         places = self._unreduced.keys() | (self._apart & self._unequal)
         if not self._are_one and joined_in_vain and places and self._exchanged.is_nothing:

@@ -12,8 +12,8 @@ Moment = tuple[int, ...]
 
 Not the steps' own numbers: those differ where ranks take other numbers of steps on purpose (`Join`,
 local SGD), and are at one moment all the same."""
-GATHERED = frozenset({"gather_object", "all_gather_object"})
-"""What puts results together, and no model."""
+GATHERED = frozenset({"gather", "all_gather", "gather_object", "all_gather_object"})
+"""What puts results side by side, where a mean would be of one model."""
 KEPT = 64
 """Steps that wait for ranks which have not come to them."""
 

@@ -117,8 +117,9 @@ def test_folds_whose_scores_are_gathered_are_a_warning() -> None:
         seen = [(place, place + 1, 4) for place in range(len(ops))]
         return [{"check": "collectives", "step": 4, "new": new, "seen": seen}]
 
-    (finding,) = _judge(steps, before=called("barrier", "gather_object"))
-    assert (finding.kind, finding.severity) == ("gradients-not-reduced", "warning")
+    for gather in ("gather_object", "all_gather"):
+        (finding,) = _judge(steps, before=called("barrier", gather))
+        assert (finding.kind, finding.severity) == ("gradients-not-reduced", "warning")
     assert "send each other nothing in 4 steps" in finding.summary
     assert "nothing is wrong" in (finding.cure or "")
     # The average of a number may be about one model that all are taken to train.
