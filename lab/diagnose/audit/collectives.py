@@ -1,5 +1,6 @@
 """Whether the ranks of a group call the same collectives in the same order."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -76,6 +77,10 @@ class Collectives:
         """The lines from which all ranks have called the same collective."""
         self._before: dict[Group, tuple[int, Column]] = {}
         """The newest that all ranks have called, with its number."""
+        self._turned: dict[Group, tuple[Finding, tuple[Line, Line]]] = {}
+        """Two lines that seem to be in another order; or one was left out, and all is early."""
+        self._calls: dict[Group, dict[int, Counter[Line]]] = {}
+        """By rank: how often each line has called."""
         self._reached: dict[Group, dict[int, int]] = {}  # by rank: the highest number
 
     def feed(self, rank: int, record: Mapping[str, Any]) -> list[Finding]:
@@ -117,7 +122,14 @@ class Collectives:
                 if group not in self._judged:
                     found += self._judge(number, column)
         for group, suspicion in self._suspected.items():
-            if group not in self._judged and len(set(self._reached[group].values())) > 1:
+            if group in self._judged:
+                continue
+            if group in self._turned:
+                turned, lines = self._turned[group]
+                missed = self._missed(group, lines)
+                suspicion = replace(suspicion, evidence=(*suspicion.evidence, *missed))
+                found.append(suspicion if missed else turned)
+            elif len(set(self._reached[group].values())) > 1:
                 found.append(suspicion)
         return found
 
@@ -162,10 +174,19 @@ class Collectives:
         """
         if any(one.source != "call" or one.shape is None for one, _ in column.values()):
             return None
+        calls = self._calls.setdefault(group, {})
+        for rank, (one, _) in column.items():
+            calls.setdefault(rank, Counter())[_line(one)] += 1
+        if group in self._turned:
+            turned, lines = self._turned[group]
+            meet = len({_line(one) for one, _ in column.values()}) == 1
+            return turned if meet and not self._missed(group, lines) else None
         earlier, before = self._before.get(group, (0, column))
         self._before[group] = number, column
         if len({step for each in (before, column) for _, step in each.values()}) > 1:
             return None  # one has left something out, or has one more
+        if len({one.what for each in (before, column) for one, _ in each.values()}) > 1:
+            return None  # a line would send from another rank there: they send in turn
         orders: dict[object, list[int]] = {}
         for rank in sorted(column):
             order = _line(before[rank][0]), _line(column[rank][0])
@@ -173,14 +194,29 @@ class Collectives:
         if len(orders) != 2 or order[0] == order[1] or order[::-1] not in orders:
             return None
         finding = self._say(earlier, before, orders)
-        turned = finding.ranks if finding.innocent else orders[order]
-        one, then = before[turned[0]][0], column[turned[0]][0]
-        return replace(
+        ranks = finding.ranks if finding.innocent else orders[order]
+        one, then = before[ranks[0]][0], column[ranks[0]][0]
+        turned = replace(
             finding,
-            summary=f"{_call(turned)} {one}{_at(one)} before that{_at(then)}, and the other ranks "
+            summary=f"{_call(ranks)} {one}{_at(one)} before that{_at(then)}, and the other ranks "
             "the other way round, so that the tensor of each goes with that of the other: "
             f"#{earlier} and #{number} of {_named(group)}",
         )
+        self._suspected.setdefault(group, finding)
+        self._turned[group] = turned, (_line(one), _line(then))
+        return None  # until they meet again, or end
+
+    def _missed(self, group: Group, lines: tuple[Line, Line]) -> list[str]:
+        """Which of the lines some ranks have called less often than others."""
+        missed = []
+        for line in lines:
+            ranks: dict[int, list[int]] = {}
+            for rank, calls in sorted(self._calls[group].items()):
+                ranks.setdefault(calls[line], []).append(rank)
+            if len(ranks) > 1:
+                each = [f"{n} by {ranks_in_words(those)}" for n, those in sorted(ranks.items())]
+                missed.append(f"calls at {place_in_words(*line)}: {', '.join(each)}")
+        return missed
 
     @staticmethod
     def _say(number: int, column: Column, kinds: Mapping[object, list[int]]) -> Finding:

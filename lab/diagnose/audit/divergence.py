@@ -132,14 +132,19 @@ class Divergence:
         self._unequal = gradients - self._said
         return found
 
-    def close(self, *, joined_in_vain: bool = False) -> list[Finding]:
+    def close(
+        self, *, joined_in_vain: bool = False, gathers_results: bool = False
+    ) -> list[Finding]:
         """The ranks have ended.
 
         `joined_in_vain`: all have joined one world, and called nothing in it.
+        `gathers_results`: what was called in it does nothing else.
         """
         places = self._unreduced.keys() | (self._apart & self._unequal)
         if not self._are_one and joined_in_vain and places and self._exchanged.is_nothing:
-            return self._say_strangers(places)
+            return self._say_strangers("have joined one world, and sent", "from weights of its own")
+        if self._are_by_themselves and gathers_results and places and self._are_one:
+            return self._say_strangers("gather their results, but send", "on its own data")
         if self._exchanged.allows_differences or not self._are_one:
             return []
         if not places:
@@ -159,7 +164,8 @@ class Divergence:
             return []
         unreduced = (self._unreduced.keys() & weights) | (apart & gradients)
         late = self._exchanged.late > 1
-        if unreduced and (late or count >= PATIENCE or self._should_be_reduced(unreduced)):
+        patient = count < PATIENCE or self._are_by_themselves
+        if unreduced and (late or not patient or self._should_be_reduced(unreduced)):
             return self._say_unreduced(unreduced)
         fresh = weights - self._apart - self._unreduced.keys()
         fresh = self._beyond_rounding(fresh & self._rounded.keys()) or fresh - self._rounded.keys()
@@ -184,6 +190,11 @@ class Divergence:
         if self._reduces or sent.losses or sent.begins or self._layout.sampler:
             return True
         return self._other_data and not self._apart
+
+    @property
+    def _are_by_themselves(self) -> bool:
+        """Whether nothing says that they train together: each may have a fold of the data."""
+        return self._exchanged.is_nothing and not (self._reduces or self._layout.sampler)
 
     def _together(self, gradients: set[int]) -> set[int]:
         """Those of which all ranks have the same gradient, and not only none or zero."""
@@ -341,14 +352,14 @@ class Divergence:
             )
         ]
 
-    def _say_strangers(self, places: Collection[int]) -> list[Finding]:
+    def _say_strangers(self, what: str, how: str) -> list[Finding]:
         ranks = tuple(sorted(self._records))
         return [
             Finding(
                 "gradients-not-reduced",
                 "warning",
-                f"{ranks_in_words(ranks)} have joined one world, and sent each other nothing in "
-                f"{self._last} steps: each trains a model of its own, from weights of its own",
+                f"{ranks_in_words(ranks)} {what} each other nothing in {self._last} steps: each "
+                f"trains a model of its own, {how}",
                 ranks=ranks,
                 step=self._last,
                 **_place(self._records[ranks[-1]]),

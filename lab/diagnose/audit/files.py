@@ -16,17 +16,26 @@ class Files:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._writers: dict[tuple[Any, ...], dict[int, Record]] = {}
+        self._empty: dict[tuple[Any, ...], dict[int, Record]] = {}
+        """Ranks that have seen nothing in a file that they opened: a lock, or emptied by others."""
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
         """See `Judge`."""
-        writers = self._writers.setdefault(tuple(record["key"]), {})
+        known = self._empty if record["empty"] else self._writers
+        writers = known.setdefault(tuple(record["key"]), {})
         writers[rank] = record
-        return self._say(writers) if len(writers) == self._world_size > 1 else []
+        return self._say(writers) if known is self._writers and self._are_all(writers) else []
 
     def close(self) -> list[Finding]:
         """What some ranks wrote, but not all."""
-        some = [w for w in self._writers.values() if 1 < len(w) < self._world_size]
-        return [finding for writers in some for finding in self._say(writers)]
+        found = []
+        for key, writers in self._writers.items():
+            if len(writers) > 1 and not self._are_all(writers):
+                found += self._say({**self._empty.get(key, {}), **writers})
+        return found
+
+    def _are_all(self, writers: Mapping[int, Record]) -> bool:
+        return len(writers) == self._world_size > 1
 
     def _say(self, writers: Mapping[int, Record]) -> list[Finding]:
         ranks = sorted(writers)

@@ -7,6 +7,13 @@ from lab.diagnose.audit.order import Wrapped, judge_order
 from lab.diagnose.audit.records import Record
 from lab.diagnose.finding import Finding
 
+Moment = tuple[int, ...]
+"""How many collectives there have been before a step, and which of the steps since it is.
+
+Not the steps' own numbers: those differ where ranks take other numbers of steps on purpose (`Join`,
+local SGD), and are at one moment all the same."""
+GATHERED = frozenset({"gather", "all_gather", "gather_object", "all_gather_object"})
+"""What puts results side by side, where a mean would be of one model."""
 KEPT = 64
 """Steps that wait for ranks which have not come to them."""
 
@@ -20,8 +27,8 @@ class Replicas:
         self._world_size = world_size
         self._layouts = Layouts()
         self._wrapped = Wrapped()
-        self._steps: dict[tuple[int, int], dict[int, Record]] = {}
-        self._latest: dict[tuple[int, int], int] = {}
+        self._steps: dict[tuple[int, Moment], dict[int, Record]] = {}
+        self._latest: dict[tuple[int, int], Moment] = {}
         """The last step of each optimizer on each rank."""
         self._options: dict[tuple[int, int], Options] = {}
         """Of each optimizer on each rank, as they were told last."""
@@ -32,6 +39,8 @@ class Replicas:
         """By rank: the size of the world that it has joined."""
         self._have_called = False
         """Whether any collective has been called in it."""
+        self._called: set[str] = set()
+        """Those that the script has called itself, but for barriers."""
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
         """See `Judge`."""
@@ -39,6 +48,8 @@ class Replicas:
             return self._wrapped.feed(rank, record)
         if record["check"] == "collectives":
             self._have_called |= bool(record["seen"])
+            calls = [op for _, _, source, op, *_ in record["new"] if source == "call"]
+            self._called |= set(calls) - {"barrier"}
             return []
         if record["check"] == "world":
             self._worlds[rank] = record["size"]
@@ -47,9 +58,9 @@ class Replicas:
             self._layouts.feed(rank, record)
             self._options.pop((record["optimizer"], rank), None)
             return []
-        key = record["optimizer"], record["count"]
+        key = record["optimizer"], tuple(record["moment"])
         own = record["optimizer"], rank
-        self._latest[own] = record["count"]
+        self._latest[own] = key[1]
         self._options[own] = after(self._options.get(own, {}), record["options"])
         ranks = self._steps.setdefault(key, {})
         ranks[rank] = {**record, "options": self._options[own]}
@@ -62,19 +73,23 @@ class Replicas:
     def close(self) -> list[Finding]:
         """See `Judge`."""
         found = []
-        for optimizer, count in sorted(self._steps):
-            missing = set(range(self._world_size)) - self._steps[optimizer, count].keys()
-            if all(self._latest.get((optimizer, rank), 0) < count for rank in missing):
-                found += self._compare(optimizer, count)
+        for optimizer, moment in sorted(self._steps):
+            missing = set(range(self._world_size)) - self._steps[optimizer, moment].keys()
+            if all(self._latest.get((optimizer, rank), ()) < moment for rank in missing):
+                found += self._compare(optimizer, moment)
         joined = list(self._worlds.values()) == [self._world_size] * self._world_size
         for (optimizer, _), divergence in self._followed.items():
             if optimizer not in self._disordered:
-                found += divergence.close(joined_in_vain=joined and not self._have_called)
+                found += divergence.close(
+                    joined_in_vain=joined and not self._have_called,
+                    gathers_results=bool(self._called) and self._called <= GATHERED,
+                )
         return found
 
-    def _compare(self, optimizer: int, count: int) -> list[Finding]:
+    def _compare(self, optimizer: int, moment: Moment) -> list[Finding]:
         """Compare what has come for one step, among ranks that train the same."""
-        records = self._steps.pop((optimizer, count))
+        records = self._steps.pop((optimizer, moment))
+        count = min(record["count"] for record in records.values())
         if optimizer in self._disordered:
             return []
         layouts = {rank: self._layouts.of(optimizer, rank) for rank in records}

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ..groups import history
+from .counts import ranks_of
 from .hooks import Hooks
 from .recorder import START_FOLDER
 
@@ -72,9 +73,10 @@ def install(hooks: Hooks) -> None:
             setattr(distributed_c10d, op, wrapped)
             setattr(dist, op, wrapped)
     for op in POINT_TO_POINT:
-        hooks.wrap(distributed_c10d, op, after=watch.count_apart(op))
+        function = getattr(distributed_c10d, op)
+        hooks.wrap(distributed_c10d, op, after=hooks.counts.count_apart(function))
         setattr(dist, op, getattr(distributed_c10d, op))
-    hooks.wrap(distributed_c10d, "monitored_barrier", after=watch.monitored)
+    hooks.wrap(distributed_c10d, "monitored_barrier", after=hooks.counts.monitored)
     hooks.recorder.before_close.append(watch.look)
     hooks.wrap(distributed_c10d, "destroy_process_group", before=watch.leave)
     for name in ("monitored_barrier", "destroy_process_group"):
@@ -91,8 +93,6 @@ class Collectives:
         self._new: list[Signature] = []
         self._seen: list[tuple[int, int, int]] = []
         self._adding = _thread.allocate_lock()
-        self._apart: dict[str, int] = {}
-        """By group: how many operations it has counted that are no collectives."""
         self._last: dict[str, int] = {}
         """By group: the number of the last entry that was read of the flight recorder."""
         self._inside = _thread._local()
@@ -122,29 +122,6 @@ class Collectives:
 
         return wrapped
 
-    def count_apart(self, op: str) -> Callable[..., None]:
-        """What to call after each point-to-point operation of that name."""
-        place = list(inspect.signature(getattr(distributed_c10d, op)).parameters).index("group")
-
-        def count(*args: Any, **kwargs: Any) -> None:
-            self._set_apart(kwargs.get("group", args[place] if place < len(args) else None), 1)
-
-        return count
-
-    def monitored(self, group: Any = None, *_: Any, **__: Any) -> None:
-        """A monitored_barrier has ended: its rank 0 has sent to each of the others, and received.
-
-        Two operations are common to all ranks.
-        """
-        if dist.get_rank(group) == 0:
-            self._set_apart(group, 2 * (dist.get_world_size(group) - 2))
-
-    def _set_apart(self, group: Any, count: int) -> None:
-        group = group or dist.group.WORLD
-        if isinstance(group, dist.ProcessGroup) and dist.get_backend(group) == "gloo":
-            name = group.group_name
-            self._apart[name] = self._apart.get(name, 0) + count
-
     def look_on(self) -> None:
         """Look at the flight recorder for ever, in a thread."""
         began = time.perf_counter()
@@ -161,7 +138,8 @@ class Collectives:
         members = {}
         if dist.is_initialized():
             for group in list(distributed_c10d._world.pg_map):
-                members[group.group_name] = _ranks(group)
+                if (ranks := ranks_of(group)) is not None:
+                    members[group.group_name] = ranks
         for one in history(START_FOLDER)["collectives"] if members else ():
             name, number = one["group"], one["seq"]
             if name in members and number > self._last.get(name, 0) and not one["p2p"]:
@@ -178,10 +156,7 @@ class Collectives:
     def leave(self, group: Any = None) -> None:
         """The script is about to take its groups apart, or one of them."""
         self._hooks.safely(self.look)
-        if group in (None, dist.group.WORLD):
-            self._apart.clear()
-        else:
-            self._apart.pop(getattr(group, "group_name", ""), None)
+        self._hooks.counts.leave(group)
         # Their threads take the interpreter's lock to let go of what is done, and who takes the
         # last group apart holds it while waiting for them (torch 2.13): with our threads about,
         # they would now and then come too late for ever.
@@ -189,8 +164,8 @@ class Collectives:
 
     def _note(self, op: str, argument: Callable[[str], Any], rooted: bool) -> None:
         group = argument("group") or dist.group.WORLD
-        if not isinstance(group, dist.ProcessGroup):
-            return  # this rank is no member
+        if not isinstance(group, dist.ProcessGroup) or (ranks := ranks_of(group)) is None:
+            return  # this rank is no member, or the group is gone
         same = SAME[op]
         value = None if same is None else argument(same)
         # NCCL gathers parts of different shapes, too.
@@ -200,7 +175,7 @@ class Collectives:
         root = next((argument(name) for name in ROOTS if argument(name) is not None), 0)
         signature = (
             group.group_name,
-            _ranks(group),
+            ranks,
             "call",
             op,
             tuple(value.shape) if isinstance(value, torch.Tensor) else None,
@@ -209,9 +184,7 @@ class Collectives:
             root if rooted else None,
             *self._recorder.site().values(),
         )
-        begun: int = group._get_sequence_number_for_group()  # type: ignore[attr-defined]  # no stub
-        # As the flight recorder numbers them.
-        if self._add(signature, begun + 1 - self._apart.get(group.group_name, 0)):
+        if self._add(signature, self._hooks.counts.begun(group) + 1):
             self._record()
             self._recorder.write()
 
@@ -230,7 +203,3 @@ class Collectives:
             if self._seen:
                 self._recorder.record("collectives", new=self._new, seen=self._seen)
             self._new, self._seen = [], []
-
-
-def _ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
-    return tuple(sorted(dist.get_process_group_ranks(group)))

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from ..frames import PARALLEL
+from .counts import ranks_of
 from .hooks import Hooks
 from .tensors import local, norms
 
@@ -133,7 +134,7 @@ class Exchange:
         self._count("point_to_point")
 
     def _on_collective(self, name: str, args: Any, kwargs: Any) -> None:
-        if is_wrappers():
+        if not dist.is_initialized() or is_wrappers():
             return
         tensor = args[0] if args else next(iter(kwargs.values()), None)
         if isinstance(tensor, list):
@@ -142,7 +143,7 @@ class Exchange:
             return
         small = tensor.numel() <= SMALL
         self._count("small" if small else self._purpose(tensor))
-        if name.startswith("all_to_all") and not small:
+        if name.startswith("all_to_all"):  # as of experts; no loss is put together so
             self._count("point_to_point")
         group = kwargs.get("group")
         if isinstance(group, dist.ProcessGroup) and group.size() < dist.get_world_size():
@@ -196,7 +197,7 @@ class Exchange:
         gradient, over = self._gradients.get(value.data_ptr()) or self._copied(value)
         key = value.data_ptr(), group
         # Over ranks of which it has one alone (replicas of what is in parts) it is the first time.
-        again = len(over.intersection(dist.get_process_group_ranks(group))) > 1
+        again = len(over.intersection(ranks_of(group) or ())) > 1
         if gradient is not None and (again or key in self._reduced):
             self._again = gradient, norms([gradient])[0], self._recorder.site()
         self._reduced.add(key)

@@ -39,7 +39,7 @@ class Files:
         self._open: dict[str, dict[str, Any]] = {}
         """By path: records of what was opened; locks, for one, stay empty."""
         hooks.after_step.append(lambda *_: self._look())
-        hooks.recorder.before_close.append(self._look)
+        hooks.recorder.before_close.append(self._close)
 
     def on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         """See `sys.addaudithook`: called for whatever Python does, and so in haste."""
@@ -74,7 +74,12 @@ class Files:
         for path, record in list(self._open.items()):
             if os.path.exists(path) and os.path.getsize(path):  # noqa: PTH110, PTH202 - in haste
                 del self._open[path]
-                self._recorder.record("files", **record)
+                self._recorder.record("files", **record, empty=False)
+
+    def _close(self) -> None:
+        self._look()
+        for record in self._open.values():  # by now another rank may have emptied it again
+            self._recorder.record("files", **record, empty=True)
 
 
 def _is_scripts(frame: FrameType | None) -> bool:

@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from .counts import Counts
 from .recorder import Recorder
 
 Listener = Callable[..., None]
@@ -29,6 +30,7 @@ class Hooks:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
+        self.counts = Counts()
         self.before_step: list[Listener] = []
         """Called with (optimizer, count): `Optimizer.step` begins, its count-th time."""
         self.after_step: list[Listener] = []

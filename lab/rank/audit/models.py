@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
+from .counts import ranks_of
 from .hooks import Hooks
 
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -44,7 +45,8 @@ class Model:
     managed: dict[int, frozenset[int]] = field(default_factory=dict)
     """Identities of those whose gradients a wrapper reduces (DDP, FSDP): over which ranks."""
     group: list[int] | None = None
-    """The ranks of DDP's process group; None: no DDP."""
+    """The ranks of DDP's process group; None: no DDP, or its group is gone."""
+    group_name: str | None = None
     sends_buffers: bool = False
     """Whether a wrapper sends rank 0's buffers to all before each forward."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -83,13 +85,15 @@ class Models:
         if not dist.is_initialized() or others.get("device_mesh") is not None:
             return
         group = process_group or next((g for g in args if isinstance(g, dist.ProcessGroup)), None)
+        if (ranks := ranks_of(group)) is None:
+            return
         ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
         named = {name: one for name, one in module.named_parameters() if name not in ignored}
         self._wrapped += 1
         self._recorder.record(
             "wrapped",
             number=self._wrapped,
-            group=sorted(dist.get_process_group_ranks(group)),
+            group=list(ranks),
             names=[plain(name) for name in named],
             shapes=[list(parameter.shape) for parameter in named.values()],
             **numbered(self._sites_in(module), map(id, named.values())),
@@ -139,9 +143,13 @@ class Models:
                 wrapped: Any = module.module
                 inside = wrapped.named_parameters()
                 group = getattr(module, "process_group", None)
-                model.group = sorted(dist.get_process_group_ranks(group))
-                ranks = frozenset(model.group)
-                model.managed |= {id(p): ranks for name, p in inside if name not in ignored}
+                ranks = ranks_of(group)
+                if ranks is None:
+                    continue  # what is left of it reduces nothing any more
+                model.group = list(ranks)
+                model.group_name = getattr(group, "group_name", None)
+                over = frozenset(ranks)
+                model.managed |= {id(p): over for name, p in inside if name not in ignored}
                 model.sends_buffers = bool(getattr(module, "broadcast_buffers", False))
         return model
 

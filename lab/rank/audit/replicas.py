@@ -43,7 +43,13 @@ class Layout:
     """Whether other ranks hold the rest of it."""
     without_gradient: dict[int, Site | None]
     """Places of those that have never had one, and where they were made."""
+    group_name: str | None
+    """Of DDP's process group."""
     steps: int = 0
+    began: tuple[int, ...] = ()
+    """Which collectives had been before its last step."""
+    since: int = 0
+    """How many steps it has taken since the last of them."""
     options: Options = field(default_factory=dict)
     """As they were told last."""
     unwaited: bool = False
@@ -76,6 +82,9 @@ class Replicas:
             layout = self._layouts[optimizer] = self._lay_out(number, parameters, optimizer)
             self._all.append(layout)
         layout.steps = count
+        began = self._hooks.counts.moment(layout.group_name)
+        layout.since = layout.since + 1 if began == layout.began else 1
+        layout.began = began
         if layout.without_gradient:
             layout.without_gradient = {
                 place: site
@@ -116,6 +125,7 @@ class Replicas:
                 "replica",
                 optimizer=layout.number,
                 count=count,
+                moment=[*layout.began, layout.since],
                 parameters=packed_digests(digests(parameters)),
                 gradients=packed_digests(digests(gradients)),
                 parameter_norms=packed_norms(norms(parameters)),
@@ -163,7 +173,8 @@ class Replicas:
             together=dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1,
         )
         trained = {n: sites.get(id(p)) for n, p in enumerate(parameters) if p.requires_grad}
-        return Layout(number, managed, parts, trained)
+        group_name = next((m.group_name for m in models if m.group_name is not None), None)
+        return Layout(number, managed, parts, trained, group_name)
 
     def _parameters_known(self) -> list[tuple[Tensor, frozenset[int]]]:
         """Those of all optimizers, and the ranks over which a wrapper reduces the gradient."""

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from .counts import ranks_of
 from .exchange import is_wrappers
 from .hooks import Hooks
 from .models import Site
@@ -104,4 +105,4 @@ class Waits:
 
 
 def _is_nccl(group: dist.ProcessGroup) -> bool:
-    return "nccl" in dist.get_backend(group)
+    return ranks_of(group) is not None and "nccl" in dist.get_backend(group)

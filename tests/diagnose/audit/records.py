@@ -35,6 +35,7 @@ def replica(count: int, weights: tuple[int, ...], gradients: tuple[int, ...], **
         "step": count,
         "optimizer": 0,
         "count": count,
+        "moment": [0, 0, 0, count],
         "parameters": pack("I", weights),
         "gradients": pack("I", gradients),
         "parameter_norms": pack("f", weights),

@@ -108,6 +108,19 @@ def test_what_was_left_out_is_named_though_calls_of_its_shape_have_taken_its_pla
     assert "at train.py:9" in finding.summary
 
 
+def test_what_was_left_out_is_not_told_as_another_order() -> None:
+    usual = in_lines(6, 9, 6, 9, 6, 9, 6, 9)
+    (finding,) = found(usual, in_lines(6, 9, 6, 6, 9, 6, 9, 12), usual, close=True)
+    assert (finding.ranks, finding.line) == ((1,), 6)
+    assert "other way round" not in finding.summary
+    assert finding.evidence[-1] == "calls at train.py:9: 3 by rank 1, 4 by ranks 0, 2"
+
+
+def test_lines_in_another_order_each_time_are_told_at_the_end() -> None:
+    (finding,) = found(in_lines(6, 9, 6, 9), in_lines(9, 6, 9, 6), in_lines(6, 9, 6, 9), close=True)
+    assert "the other way round" in finding.summary
+
+
 def test_branches_with_the_same_call_are_the_same() -> None:
     assert found(in_lines(5, 7, 5, 7, 20), in_lines(6, 8, 6, 8), close=True) == []
 
@@ -123,6 +136,18 @@ def test_two_lines_in_another_order_get_each_others_tensors() -> None:
     branch = record((signature(line=20), 5, 1), (signature(line=21), 6, 1), (loss, 7, 2))
     late = record((accuracy, 5, 2), (loss, 6, 2), (loss, 7, 2))
     assert found(usual, branch, usual) == found(usual, late, usual) == []
+
+
+def test_ranks_that_send_in_turn_are_in_one_order() -> None:
+    """`if rank == source: broadcast(ours, source)`, and in a branch of its own `else: ...`."""
+
+    def sent(*lines: int) -> dict[str, Any]:
+        calls = [signature("broadcast", line=line, reduce=None) for line in lines]
+        for source, call in enumerate(calls):
+            call[7] = source
+        return record(*((call, n, 0) for n, call in enumerate(calls, start=1)))
+
+    assert found(sent(5, 7), sent(7, 5), close=True) == []
 
 
 def test_steps_of_what_was_read_later_say_nothing() -> None:

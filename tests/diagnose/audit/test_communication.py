@@ -19,14 +19,24 @@ def found(judge: Judge, records: Records) -> list[Finding]:
     return findings + judge.close()
 
 
-def file(name: str, folder: int = 1, disk: str = "nfs:/home") -> dict[str, Any]:
-    return {"check": "files", "key": [disk, folder, name], "path": name}
+def file(
+    name: str, folder: int = 1, disk: str = "nfs:/home", *, empty: bool = False
+) -> dict[str, Any]:
+    return {"check": "files", "key": [disk, folder, name], "path": name, "empty": empty}
 
 
 def test_a_file_that_several_ranks_write_is_named_with_them() -> None:
     (finding,) = found(Files(3), [(0, file("a.pt")), (2, file("a.pt")), (1, file("b.pt"))])
     assert (finding.kind, finding.ranks, finding.line) == ("same-file", (0, 2), 5)
     assert "a.pt" in finding.summary
+
+
+def test_a_rank_whose_file_was_emptied_by_the_others_has_written_it_too() -> None:
+    written = [(rank, file("a.pt")) for rank in (0, 2)]
+    (finding,) = found(Files(4), [*written, (1, file("a.pt", empty=True))])
+    assert finding.ranks == (0, 1, 2)
+    locks = [(rank, file("lock", empty=True)) for rank in range(4)]
+    assert found(Files(4), [*locks, (3, file("lock"))]) == []
 
 
 def test_files_of_the_same_name_on_disks_of_their_own_are_several() -> None:

@@ -1,7 +1,7 @@
 """What the judge of replicas says of numbers, where real ranks would have to train for it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lab.diagnose.audit import Audit
@@ -108,6 +108,27 @@ def test_a_world_that_was_joined_for_nothing_is_a_warning() -> None:
     assert _judge(steps, before=[joined, called]) == []
 
 
+def test_folds_whose_scores_are_gathered_are_a_warning() -> None:
+    steps: list[tuple[Values, Values]] = [(_same(1, 2), _own(30))]
+    steps += [(_own(10 * n), _own(100 * n)) for n in range(1, 4)]
+
+    def called(*ops: str) -> list[Mapping[str, Any]]:
+        new = [["0", (0, 1, 2), "call", op, *[None] * 4, "train.py", 9, "main"] for op in ops]
+        seen = [(place, place + 1, 4) for place in range(len(ops))]
+        return [{"check": "collectives", "step": 4, "new": new, "seen": seen}]
+
+    for gather in ("gather_object", "all_gather"):
+        (finding,) = _judge(steps, before=called("barrier", gather))
+        assert (finding.kind, finding.severity) == ("gradients-not-reduced", "warning")
+    assert "send each other nothing in 4 steps" in finding.summary
+    assert "nothing is wrong" in (finding.cure or "")
+    # The average of a number may be about one model that all are taken to train.
+    for others in (called("barrier"), called("gather_object", "all_reduce")):
+        assert [one.severity for one in _judge(steps, before=others)] == ["error"]
+    (finding,) = _judge(steps, layout(sampler=True), before=called("gather_object"))
+    assert finding.severity == "error"
+
+
 def test_parts_of_a_model_differ_on_purpose() -> None:
     steps = [(_same(1, 2), _own(30)), *((_own(10 * n), _own(100 * n)) for n in range(1, 5))]
     for sent in ("forward", "backward", "point_to_point", "subgroup"):
@@ -198,3 +219,53 @@ def test_gradients_put_together_after_the_step_are_said_to_be_late() -> None:
 def test_gradients_nobody_waited_for_are_not_explained_otherwise() -> None:
     steps: list[tuple[Values, Values]] = [(_same(1, 2), _same(3, 4)), (_own(5), _own(30))]
     assert _judge(steps, unwaited=True, exchanged={"after": 1}) == []
+
+
+Step = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""How many collectives there had been before it, weights, and gradients."""
+
+
+def _judge_moments(steps: Mapping[int, Sequence[Step]], **fields: Any) -> list[str]:
+    """The kinds of what is found where ranks take other numbers of steps."""
+    audit = Audit(RANKS, dict.fromkeys(range(RANKS), "node0"))
+    found = []
+    for rank, own in steps.items():
+        found += audit.feed(rank, layout(**fields))
+        before, since = 0, 0
+        for count, (began, weights, gradients) in enumerate(own, start=1):
+            since = since + 1 if began == before else 1
+            before = began
+            record = replica(count, weights, gradients, moment=[0, began, 0, since])
+            found += audit.feed(rank, {**record, "exchanged": {"small": 1}})
+    found += audit.close()
+    assert audit.broken == []
+    return [finding.kind for finding in found]
+
+
+def test_ranks_that_step_less_often_are_compared_at_the_same_moments() -> None:
+    """As with `Join`: rank 0 has fewer batches an epoch, and takes part in the others' sums."""
+    weights = {began: (began, began + 1) for began in range(2, 18, 2)}
+    all_steps = [(began, weights[began], (1, 2)) for began in weights]
+    few = [one for one in all_steps if one[0] not in (6, 8, 14, 16)]
+    wrapped = {"managed": [True, True], "group": [0, 1, 2]}
+    assert _judge_moments({0: few, 1: all_steps, 2: all_steps}, **wrapped) == []
+    few[-1] = few[-1][0], (99, 98), (1, 2)
+    assert _judge_moments({0: few, 1: all_steps, 2: all_steps}, **wrapped) == ["parameters-differ"]
+
+
+def test_rounds_of_other_numbers_of_local_steps_are_no_fault() -> None:
+    steps: dict[int, list[Step]] = {0: [], 1: [], 2: []}
+    for rank, own in steps.items():
+        for began in (0, 3, 6):
+            own.append((began, (began + 1, 2), (10 + rank, 20 + rank)))
+            for local in range(2 + rank):
+                value = 100 * (began + 1) + 10 * local + rank
+                own.append((began, (value, value + 5), (10 + rank, 20 + rank)))
+    assert _judge_moments(steps) == []
+
+
+def test_a_rank_that_steps_twice_is_still_found() -> None:
+    usual = [(began, (began, began + 1), (1, 2)) for began in (2, 4, 6, 8)]
+    twice = [usual[0], (2, (5, 5), (1, 2)), *[(b, (w[0] + 7, 9), g) for b, w, g in usual[1:]]]
+    wrapped = {"managed": [True, True], "group": [0, 1, 2]}
+    assert _judge_moments({0: usual, 1: twice, 2: usual}, **wrapped) == ["parameters-differ"]

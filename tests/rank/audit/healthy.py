@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import mse_loss
@@ -184,6 +185,52 @@ for step in range(4):
             slow.lerp_(fast, 0.1 * (rank + 1))
 show("frozen, amp, ema", wrapped)
 
+joined = DistributedDataParallel(net())
+optimizer = torch.optim.SGD(joined.parameters(), lr=0.01)
+for _ in range(2):  # in the second epoch the ranks' steps have other numbers
+    with Join([joined]):
+        for _ in range(2 + 2 * rank):
+            optimizer.zero_grad()
+            loss_of(joined).backward()
+            optimizer.step()
+show("join", joined)
+
+
+class Swap(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        others = torch.empty_like(x)
+        dist.all_to_all_single(others, x.contiguous())
+        return others
+
+    @staticmethod
+    def backward(_: Any, x: Tensor) -> Tensor:
+        return Swap.forward(None, x)
+
+
+def swapped(x: Tensor) -> Tensor:
+    result: Tensor = Swap.apply(x)  # type: ignore[no-untyped-call]  # torch's
+    return result
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 1)
+        self.expert = nn.Linear(4, 4)
+        nn.init.constant_(self.expert.bias, rank)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(swapped(self.expert(swapped(x))))
+        return result
+
+
+torch.manual_seed(0)  # they have drawn other numbers for their dropout
+experts = Experts()
+train("experts", experts, between=lambda: average(experts.head))
+
 torch.manual_seed(rank)  # each rank a model of its own
 train("ensemble", net())
 dist.destroy_process_group()
+if rank == 0:
+    train("afterwards", joined.module)
