@@ -585,6 +585,23 @@ def test_victims_point_to_the_rank_that_ended_well_before() -> None:
     assert found.innocent[0].ranks == (0,)
 
 
+def test_all_who_left_parameters_out_are_named() -> None:
+    said = "Expected to have finished reduction in the prior iteration before starting a new one."
+    chain = [{"kind": "RuntimeError", "message": said}]
+    raised = {
+        "kind": "RuntimeError",
+        "message": said,
+        "file": "train.py",
+        "line": 8,
+        "chain": chain,
+    }
+    ranks = [rank(exception=raised) for _ in range(3)]
+    told = failure(2, said, file="train.py", line=8)
+    found = diagnose(evidence(ranks, because="failure", failure=told))
+    assert named(found) == ("unused-parameter", (0, 1, 2), 8)
+    assert not any("besides" in one for one in found.evidence)
+
+
 def test_a_consequence_at_the_same_line_is_not_the_same_failure() -> None:
     def raised(message: str) -> Json:
         chain = [{"kind": "RuntimeError", "message": message}]

@@ -387,18 +387,24 @@ class Divergence:
         if len(ranks) < len(self._records):
             return [self._changed(ranks, step, places, evidence)]
         if all(self._layout.managed[place] for place in places):
-            evidence.append("the model is wrapped, but what reduces the gradients was not called")
+            evidence.append(
+                "the model is wrapped, but what reduces these gradients was not called, or does "
+                "not know them"
+            )
+        is_whole = len(places) == len(self._layout.names)
+        effect = "each trains a model of its own" if is_whole else "they are others on each rank"
         return [
             Finding(
                 "gradients-not-reduced",
                 "error",
-                f"{self._step_alone(ranks, places)}: each trains a model of its own",
+                f"{self._step_alone(ranks, places)}: {effect}",
                 ranks=ranks,
                 step=step,
                 **_place(self._records[ranks[-1]]),
                 evidence=tuple(evidence),
-                cure="wrap the model in DistributedDataParallel and call the wrapped one, or "
-                "average all gradients over the ranks between backward and step",
+                cure="wrap the model in DistributedDataParallel once all its layers are there, and "
+                "call the wrapped one; or average all gradients over the ranks between backward "
+                "and step",
             )
         ]
 

@@ -118,7 +118,7 @@ def _what(failure: Json) -> str:
 
 def _unused(evidence: Evidence, failure: Json, waits: Mapping[int, Wait]) -> Finding:
     ranks = tuple(sorted(n for n, rank in evidence.ranks.items() if rank.unused))
-    ranks = ranks or (int(failure["rank"]),)
+    ranks = ranks or _alike(evidence, failure)
     names = list(dict.fromkeys(name for n in ranks for name in evidence.ranks[n].unused))
     named = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     told = f": {named}" if names else "; DDP's message has their numbers"

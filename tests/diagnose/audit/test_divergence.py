@@ -96,6 +96,17 @@ def test_an_ensemble_is_no_fault_unless_its_losses_are_averaged() -> None:
     assert finding.ranks == (0, 1, 2)
 
 
+def test_where_some_gradients_are_reduced_no_models_of_their_own_are_trained() -> None:
+    def apart(start: int) -> Values:
+        return {rank: (start, start + 1 + rank) for rank in range(RANKS)}
+
+    (finding,) = _judge(
+        [(apart(10 * n), apart(100 * n)) for n in range(1, 5)], exchanged={"after": 1}
+    )
+    assert finding.kind == "gradients-not-reduced"
+    assert finding.summary.endswith("of bias: they are others on each rank")
+
+
 def test_a_world_that_was_joined_for_nothing_is_a_warning() -> None:
     steps = [(_own(10 * n), _own(100 * n)) for n in range(1, 5)]
     place = {"step": 0, "file": "train.py", "line": 2, "function": "main"}
