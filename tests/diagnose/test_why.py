@@ -6,8 +6,8 @@ import pytest
 
 from lab.diagnose.finding import Finding
 from lab.diagnose.why import diagnose
+from lab.diagnose.why.aborted.room import sent
 from lab.diagnose.why.evidence import Collective
-from lab.diagnose.why.room import sent
 from tests.diagnose.seen import C10D, NOW, Json, call, evidence, frames, rank
 
 STEP = [call(n) for n in range(1, 5)]

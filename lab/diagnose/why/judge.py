@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lab.diagnose.finding import Finding
-from lab.diagnose.why.aborted import judge_aborted
+from lab.diagnose.why.aborted.judge import judge_aborted
 from lab.diagnose.why.absent import judge_absent
 from lab.diagnose.why.beside import with_others
 from lab.diagnose.why.beyond import judge_beyond

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from lab.diagnose.finding import Finding
-from lab.diagnose.why.abort import MESSAGES, Abort
+from lab.diagnose.why.aborted.abort import MESSAGES, Abort
 from lab.diagnose.why.activity import Activity, Doing, activity_of
 from lab.diagnose.why.evidence import Evidence, Frame
 from lab.diagnose.why.sequences import place_of

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lab.diagnose.finding import Finding
-from lab.diagnose.why.abort import Abort
+from lab.diagnose.why.aborted.abort import Abort
 from lab.diagnose.why.evidence import Evidence, Rank
 from lab.diagnose.why.telling import at, does
 from lab.diagnose.why.waits import Wait, innocents

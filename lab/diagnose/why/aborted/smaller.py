@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lab.diagnose.finding import Finding
+from lab.diagnose.why.aborted.room import sent
 from lab.diagnose.why.differing import CURES
 from lab.diagnose.why.evidence import Collective, Evidence
-from lab.diagnose.why.room import sent
 from lab.diagnose.why.sequences import place_of, rounds
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import call_in_words, called_at, group_in_words, short_in_words, who

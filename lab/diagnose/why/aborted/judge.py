@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lab.diagnose.finding import Finding
-from lab.diagnose.why.abort import MESSAGES, Abort, aborted_at
+from lab.diagnose.why.aborted.abort import MESSAGES, Abort, aborted_at
+from lab.diagnose.why.aborted.messages import judge_message, senders_to
+from lab.diagnose.why.aborted.room import FINISHED_TOGETHER, MET, sent
+from lab.diagnose.why.aborted.smaller import Smaller, judge_smaller
+from lab.diagnose.why.aborted.threads import judge_threads
 from lab.diagnose.why.activity import activity_of
 from lab.diagnose.why.differing import CURES, finding_of, judge_differing
 from lab.diagnose.why.evidence import Collective, Evidence, Rank
-from lab.diagnose.why.messages import judge_message, senders_to
-from lab.diagnose.why.room import FINISHED_TOGETHER, MET, sent
 from lab.diagnose.why.sequences import Divergence, first_divergence, place_of
-from lab.diagnose.why.smaller import Smaller, judge_smaller
 from lab.diagnose.why.telling import at, does
-from lab.diagnose.why.threads import judge_threads
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import short_in_words, site_in_words, who
 from lab.diagnose.words import ranks_in_words
