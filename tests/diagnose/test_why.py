@@ -759,6 +759,9 @@ def test_an_aborted_rank_without_a_stack_is_compared_with_nothing() -> None:
 def test_an_aborted_rank_alone_is_told_as_it_is() -> None:
     found = after_abort(rank(), aborted(11, "broadcast"))
     assert named(found) == ("mismatched-collective", (1,), 11)
+    found = after_abort(rank(), aborted(11, "broadcast"), rank())
+    assert (named(found), found.innocent) == (("mismatched-collective", (), 11), ())
+    assert "which one nothing tells" in found.summary
 
 
 def test_what_came_tells_which_call_of_the_other_it_was() -> None:

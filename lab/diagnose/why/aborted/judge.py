@@ -43,7 +43,7 @@ def judge_aborted(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | No
 def _of_calls(evidence: Evidence, abort: Abort, waits: Mapping[int, Wait]) -> Finding:
     """Compare its call with those of the others."""
     if "all_to_all" in (abort.activity.function or ""):
-        return _by_somebody(abort, waits)
+        return _by_somebody(abort)
     differ = first_divergence(evidence)
     if differ is not None:
         found = _where_others_differ(evidence, abort, differ, waits)
@@ -215,7 +215,7 @@ def _told(
     return replace(evidence, ranks={**evidence.ranks, rank.number: told})
 
 
-def _by_somebody(abort: Abort, waits: Mapping[int, Wait]) -> Finding:
+def _by_somebody(abort: Abort) -> Finding:
     """Of an operation in which each pair of ranks has a size of its own: who sent is not told."""
     where = does(replace(abort.rank, ended=None), abort.activity)
     finding = Finding(
@@ -223,7 +223,6 @@ def _by_somebody(abort: Abort, waits: Mapping[int, Wait]) -> Finding:
         "error",
         f"rank {abort.rank.number} {where}, and another rank has sent more to it than it expects: "
         "which one nothing tells",
-        innocent=innocents(waits, ()),
         cure="let the ranks exchange how much each sends to each (input and output splits) first",
     )
     return at(finding, abort.activity.site)
@@ -232,12 +231,16 @@ def _by_somebody(abort: Abort, waits: Mapping[int, Wait]) -> Finding:
 def _alone(evidence: Evidence, abort: Abort, waits: Mapping[int, Wait]) -> Finding:
     """Nothing tells in which call of the others it was: all that is known is its own line.
 
-    Of two ranks it is as much the other that may be wrong.
+    It is as much another one that may be wrong: of two ranks both are named, of more nobody is.
     """
     number = abort.rank.number
     others = [one for one in evidence.ranks.values() if one.collectives and one.number != number]
-    ranks = (number, others[0].number) if evidence.world_size == 2 and others else (number,)
-    sender = f"rank {ranks[1]}" if len(ranks) == 2 else "another rank"
+    ranks: tuple[int, ...] = (number,)
+    sender = "another rank"
+    if evidence.world_size > 2:
+        ranks, sender = (), "another rank, which one nothing tells,"
+    elif others:
+        ranks, sender = (number, others[0].number), f"rank {others[0].number}"
     doing = does(replace(abort.rank, ended=None), abort.activity)
     newest = [one.collectives[-1] for one in others[:4]]
     finding = Finding(
@@ -246,7 +249,7 @@ def _alone(evidence: Evidence, abort: Abort, waits: Mapping[int, Wait]) -> Findi
         f"{who((number,), evidence)} {doing}: {sender} has sent more to it than it has room for",
         ranks=tuple(sorted(ranks)),
         nodes=evidence.nodes_of(ranks),
-        innocent=innocents(waits, ranks),
+        innocent=innocents(waits, ranks) if ranks else (),
         evidence=tuple(
             f"the newest of rank {one.number}: {short_in_words(call)}{site_in_words(call.site)}"
             for one, call in zip(others, newest, strict=False)
