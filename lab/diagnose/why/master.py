@@ -83,19 +83,14 @@ def _nobody_listens(
     if any(evidence.ranks[n].env.get(AGENT_STORE) != "True" for n in joining):
         return None
     look = f"look{'s' * (len(ranks) == 1)}"
-    return at(
-        Finding(
-            "rendezvous",
-            "error",
-            f"{who(ranks, evidence)} {look} for the master at {address}, where nobody listens: "
-            "under torchrun rank 0 does not either, for torchrun itself does, "
-            f"at {evidence.master}",
-            ranks=ranks,
-            nodes=evidence.nodes_of(ranks),
-            evidence=claims(joining),
-            cure="leave MASTER_ADDR and MASTER_PORT as torchrun has set them",
-        ),
-        joining[ranks[0]].site,
+    return misplaced(
+        evidence,
+        joining,
+        ranks,
+        f"{who(ranks, evidence)} {look} for the master at {address}, where nobody listens: "
+        "under torchrun rank 0 does not either, for torchrun itself does, "
+        f"at {evidence.master}",
+        "leave MASTER_ADDR and MASTER_PORT as torchrun has set them",
     )
 
 
@@ -127,3 +122,23 @@ def claims(joining: Mapping[int, Activity]) -> tuple[str, ...]:
         asked = f" as rank {claim} of {size}" if size is not None else ""
         told.append(f"rank {number} is in init_process_group{asked}{site_in_words(one.site)}")
     return tuple(told)
+
+
+def misplaced(
+    evidence: Evidence,
+    joining: Mapping[int, Activity],
+    ranks: tuple[int, ...],
+    summary: str,
+    cure: str,
+) -> Finding:
+    """The finding on ranks that join at a wrong place, or as who they are not."""
+    finding = Finding(
+        "rendezvous",
+        "error",
+        summary,
+        ranks=ranks,
+        nodes=evidence.nodes_of(ranks),
+        evidence=claims(joining),
+        cure=cure,
+    )
+    return at(finding, joining[ranks[0]].site)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from lab.diagnose.finding import Finding
 from lab.diagnose.why.activity import Activity, Doing, activity_of
 from lab.diagnose.why.evidence import Evidence, Rank
-from lab.diagnose.why.master import claims, size_of, wrong_master
+from lab.diagnose.why.master import claims, misplaced, size_of, wrong_master
 from lab.diagnose.why.telling import at, does
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import who
@@ -123,17 +123,12 @@ def _other_file(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding 
         f"{ranks_in_words(sorted(n for n, one in files.items() if one == file))} at {file}"
         for file, _ in count
     ]
-    return at(
-        Finding(
-            "rendezvous",
-            "error",
-            f"ranks look for each other in different files: {', '.join(look)}",
-            ranks=ranks,
-            nodes=evidence.nodes_of(ranks),
-            evidence=claims(joining),
-            cure=SHARED_FILE,
-        ),
-        joining[ranks[0]].site,
+    return misplaced(
+        evidence,
+        joining,
+        ranks,
+        f"ranks look for each other in different files: {', '.join(look)}",
+        SHARED_FILE,
     )
 
 
@@ -151,19 +146,15 @@ def _too_large(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding |
     asking = tuple(sorted(n for n, one in joining.items() if size_of(one) == size))
     missing = range(evidence.world_size, size)
     all_ask = len(asking) == len(joining)
-    return at(
-        Finding(
-            "rendezvous",
-            "error",
-            f"{who(asking, evidence)} ask for a world of {size}, and {evidence.world_size} ranks "
-            f"were started: {ranks_in_words(missing)} can never come",
-            ranks=() if all_ask else asking,
-            nodes=evidence.nodes_of(asking),
-            evidence=claims(joining),
-            cure=WORLD_SIZE,
-        ),
-        joining[asking[0]].site,
+    finding = misplaced(
+        evidence,
+        joining,
+        asking,
+        f"{who(asking, evidence)} ask for a world of {size}, and {evidence.world_size} ranks "
+        f"were started: {ranks_in_words(missing)} can never come",
+        WORLD_SIZE,
     )
+    return replace(finding, ranks=()) if all_ask else finding
 
 
 def _too_small(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | None:
@@ -178,18 +169,13 @@ def _too_small(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding |
         return None
     ranks = tuple(sorted(beyond))
     claim, size = beyond[ranks[0]]
-    return at(
-        Finding(
-            "rendezvous",
-            "error",
-            f"{who(ranks, evidence)} join{'s' * (len(ranks) == 1)} a world of {size}, which has no "
-            f"rank {claim}; {evidence.world_size} ranks were started",
-            ranks=ranks,
-            nodes=evidence.nodes_of(ranks),
-            evidence=claims(joining),
-            cure=WORLD_SIZE,
-        ),
-        joining[ranks[0]].site,
+    return misplaced(
+        evidence,
+        joining,
+        ranks,
+        f"{who(ranks, evidence)} join{'s' * (len(ranks) == 1)} a world of {size}, which has no "
+        f"rank {claim}; {evidence.world_size} ranks were started",
+        WORLD_SIZE,
     )
 
 
@@ -204,16 +190,11 @@ def _twice(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | Non
         return None
     number = claimed[wrong[0]]
     same = sorted(n for n, claim in claimed.items() if claim == number)
-    return at(
-        Finding(
-            "rendezvous",
-            "error",
-            f"{ranks_in_words(same)} all join as rank {number}, so that the world of "
-            f"{size_of(joining[wrong[0]])} is never complete",
-            ranks=wrong,
-            nodes=evidence.nodes_of(wrong),
-            evidence=claims(joining),
-            cure="take the rank from what is set for each process (RANK; SLURM_PROCID inside srun)",
-        ),
-        joining[wrong[0]].site,
+    return misplaced(
+        evidence,
+        joining,
+        wrong,
+        f"{ranks_in_words(same)} all join as rank {number}, so that the world of "
+        f"{size_of(joining[wrong[0]])} is never complete",
+        "take the rank from what is set for each process (RANK; SLURM_PROCID inside srun)",
     )
