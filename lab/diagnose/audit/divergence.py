@@ -12,7 +12,7 @@ FSDP's parts are not compared at all.
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lab.diagnose.audit.layouts import Layout, listed, minority, unpacked
@@ -379,57 +379,59 @@ class Divergence:
         evidence = [_by_rank("norms of the gradients", self._gradient_norms())]
         if places <= self._apart:
             evidence.append("the weights have differed since the first step as well")
+        last = _place(self._records[ranks[-1]])
+        alone = Finding(
+            "gradients-not-reduced",
+            "error",
+            self._step_alone(ranks, places),
+            ranks=ranks,
+            step=step,
+            **last,
+            evidence=tuple(evidence),
+        )
         if self._no_sync is not None:
-            return [self._left_out(self._no_sync, ranks, step, places, evidence)]
+            return [
+                replace(
+                    alone,
+                    kind="no-sync-at-step",
+                    summary=f"{alone.summary}: no_sync was on in the last backward before it",
+                    **_place(self._no_sync),
+                    cure="leave no_sync before the forward of the last micro-batch of each step",
+                )
+            ]
         late = next((one["late"] for one in self._records.values() if one["late"]), None)
         if late is not None:
-            return [self._late(late, ranks, step, places, evidence)]
+            where = place_in_words(last["file"], last["line"])
+            step_is_at = () if where is None else (f"the step itself is at {where}",)
+            return [
+                replace(
+                    alone,
+                    summary=f"{alone.summary}: these are put together after the step, which is too "
+                    "late for it",
+                    **_place(late),
+                    evidence=(*alone.evidence, *step_is_at),
+                    cure="put the gradients together between backward and the optimizer's step",
+                )
+            ]
         if len(ranks) < len(self._records):
             return [self._changed(ranks, step, places, evidence)]
-        if all(self._layout.managed[place] for place in places):
-            evidence.append(
-                "the model is wrapped, but what reduces these gradients was not called, or does "
-                "not know them"
-            )
+        unknown = (
+            "the model is wrapped, but what reduces these gradients was not called, or does not "
+            "know them"
+        )
+        is_wrapped = all(self._layout.managed[place] for place in places)
         is_whole = len(places) == len(self._layout.names)
         effect = "each trains a model of its own" if is_whole else "they are others on each rank"
         return [
-            Finding(
-                "gradients-not-reduced",
-                "error",
-                f"{self._step_alone(ranks, places)}: {effect}",
-                ranks=ranks,
-                step=step,
-                **_place(self._records[ranks[-1]]),
-                evidence=tuple(evidence),
+            replace(
+                alone,
+                summary=f"{alone.summary}: {effect}",
+                evidence=(*alone.evidence, *[unknown] * is_wrapped),
                 cure="wrap the model in DistributedDataParallel once all its layers are there, and "
                 "call the wrapped one; or average all gradients over the ranks between backward "
                 "and step",
             )
         ]
-
-    def _late(
-        self,
-        site: Site,
-        ranks: tuple[int, ...],
-        step: int,
-        places: Collection[int],
-        evidence: list[str],
-    ) -> Finding:
-        at = _place(self._records[ranks[-1]])
-        if (where := place_in_words(at["file"], at["line"])) is not None:
-            evidence.append(f"the step itself is at {where}")
-        return Finding(
-            "gradients-not-reduced",
-            "error",
-            f"{self._step_alone(ranks, places)}: these are put together after the step, which is "
-            "too late for it",
-            ranks=ranks,
-            step=step,
-            **_place(site),
-            evidence=tuple(evidence),
-            cure="put the gradients together between backward and the optimizer's step",
-        )
 
     def _changed(
         self, ranks: tuple[int, ...], step: int, places: Collection[int], evidence: list[str]
@@ -456,25 +458,6 @@ class Divergence:
         step, whose = ("steps", "its") if one else ("step", "their")
         what = self._names(places)
         return f"{ranks_in_words(ranks)} {step} with gradients of {whose} own, of {what}"
-
-    def _left_out(
-        self,
-        site: Site,
-        ranks: tuple[int, ...],
-        step: int,
-        places: Collection[int],
-        evidence: list[str],
-    ) -> Finding:
-        return Finding(
-            "no-sync-at-step",
-            "error",
-            f"{self._step_alone(ranks, places)}: no_sync was on in the last backward before it",
-            ranks=ranks,
-            step=step,
-            **_place(site),
-            evidence=tuple(evidence),
-            cure="leave no_sync before the forward of the last micro-batch of each step",
-        )
 
     def _gradient_norms(self) -> dict[int, float]:
         norms = {r: unpacked("f", x["gradient_norms"]) for r, x in self._records.items()}
