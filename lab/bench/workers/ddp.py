@@ -21,6 +21,7 @@ from lab.bench.workers.training import (
     Step,
     bare,
     batch_of,
+    by_node,
     ours,
     theirs,
     trainer,
@@ -47,7 +48,9 @@ def step(bench: Bench) -> Rows:
         **{f"ours, {cap} MiB": ours(bench, bucket_cap_mb=cap) for cap in (*TUNED, 25)},
         "ours, each gradient by itself": ours(bench, bucket_cap_mb=0),
     }
-    taken = bench.measure(trainers(models, batch_of(bench, bench.batch)))
+    with by_node(bench) as hierarchical:
+        data = batch_of(bench, bench.batch)
+        taken = bench.measure(trainers({**models, **hierarchical}, data))
     best, ours_best = (
         fastest(taken, [name for name in taken if name.startswith(impl)])
         for impl in ("torch", "ours")

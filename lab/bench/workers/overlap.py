@@ -9,7 +9,17 @@ from torch.nn.functional import cross_entropy
 from lab.bench.compare import compared, fastest
 from lab.bench.workers.harness import Bench, Rows
 from lab.bench.workers.models import HIDDEN_LAYERS, Pause
-from lab.bench.workers.training import Data, Step, bare, batch_of, ours, theirs, trainer, trainers
+from lab.bench.workers.training import (
+    Data,
+    Step,
+    bare,
+    batch_of,
+    by_node,
+    ours,
+    theirs,
+    trainer,
+    trainers,
+)
 from lab.parallel.buckets import make_buckets
 from lab.parallel.comm_hooks import mean_of
 
@@ -48,14 +58,15 @@ def _overlap(bench: Bench, data: Data, pause: Pause) -> Rows:
         )
         models[f"ours, {cap} MiB"] = ours(bench, pause, bucket_cap_mb=cap)
     late = {cap: _Late(bare(bench, pause), cap) for cap in CAPS}
-    calls: dict[str, Step] = {
-        "computation only": trainer(bare(bench, pause), data),
-        **{f"after backward, {cap} MiB": late[cap].trainer(data) for cap in CAPS},
-        **trainers(models, data),
-    }
-    for step in calls.values():
-        step()  # there must be gradients
-    taken = bench.measure({"communication only": late[CAPS[0]].average, **calls})
+    with by_node(bench, pause) as hierarchical:
+        calls: dict[str, Step] = {
+            "computation only": trainer(bare(bench, pause), data),
+            **{f"after backward, {cap} MiB": late[cap].trainer(data) for cap in CAPS},
+            **trainers({**models, **hierarchical}, data),
+        }
+        for step in calls.values():
+            step()  # there must be gradients
+        taken = bench.measure({"communication only": late[CAPS[0]].average, **calls})
     base = fastest(taken, [name for name in taken if name.startswith("after")])
     return compared(taken, {base: base, "torch": "torch"})
 

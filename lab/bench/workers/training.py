@@ -1,6 +1,7 @@
 """Training steps, as the benchmarks time them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from lab.bench.workers.harness import Bench
 from lab.bench.workers.models import Pause, mlp, samples
-from lab.parallel import DistributedDataParallel
+from lab.parallel import DistributedDataParallel, HierarchicalAllReduce
+from lab.parallel.comm_hooks import hierarchical_hook
 
 LEARNING_RATE = 1e-3
 
@@ -23,9 +25,21 @@ def bare(bench: Bench, pause: Pause | None = None) -> nn.Sequential:
     return mlp(bench.width, pause).to(bench.world.device)
 
 
-def ours(bench: Bench, pause: Pause | None = None, **options: Any) -> nn.Module:
+def ours(bench: Bench, pause: Pause | None = None, **options: Any) -> DistributedDataParallel:
     """The model in our DistributedDataParallel."""
     return DistributedDataParallel(bare(bench, pause), **options)
+
+
+@contextmanager
+def by_node(bench: Bench, pause: Pause | None = None) -> Iterator[dict[str, nn.Module]]:
+    """The same with the all-reduce that adds up within each node first; nothing where none pays."""
+    with closing(HierarchicalAllReduce()) as reducer:
+        if not reducer.pays or bench.world.device.type != "cpu":
+            yield {}
+            return
+        model = ours(bench, pause)
+        model.register_comm_hook(reducer, hierarchical_hook)
+        yield {"ours, hierarchical": model}
 
 
 def theirs(bench: Bench, pause: Pause | None = None, **options: Any) -> nn.Module:
