@@ -25,7 +25,7 @@ def bare(bench: Bench, pause: Pause | None = None) -> nn.Sequential:
     return mlp(bench.width, pause).to(bench.world.device)
 
 
-def ours(bench: Bench, pause: Pause | None = None, **options: Any) -> DistributedDataParallel:
+def ours(bench: Bench, pause: Pause | None = None, **options: Any) -> nn.Module:
     """The model in our DistributedDataParallel."""
     return DistributedDataParallel(bare(bench, pause), **options)
 
@@ -37,7 +37,7 @@ def by_node(bench: Bench, pause: Pause | None = None) -> Iterator[dict[str, nn.M
         if not reducer.pays or bench.world.device.type != "cpu":
             yield {}
             return
-        model = ours(bench, pause)
+        model = DistributedDataParallel(bare(bench, pause))
         model.register_comm_hook(reducer, hierarchical_hook)
         yield {"ours, hierarchical": model}
 
