@@ -122,28 +122,33 @@ def test_auto_takes_it_where_it_pays(ranks: RankPool) -> None:
     assert ranks.run(3, choices, "aaa", "cpu") == [["flat"] * 3] * 3, "nothing slow between"
 
 
-def measured(slowest: str, slow: float) -> list[str]:
-    """Only rank 3 finds one way slow, the others see no difference."""
-    seconds = [1.0, 1.0]
-    if dist.get_rank() == 3:
-        seconds[0 if slowest == "hierarchical" else 1] = slow
+def measured(slowdowns: Sequence[float]) -> tuple[list[str], int]:
+    """What is chosen where rank 3 takes flat's time to be longer by that factor in each trial.
+
+    The other ranks see no difference. The first trial does not count.
+    """
+    took = [seconds for slowdown in slowdowns for seconds in (1.0, slowdown)]
     calls = itertools.count()
 
     def perf_counter() -> float:
         call = next(calls)
-        return seconds[call // 2 % 2] if call % 2 else 0.0
+        last = dist.get_rank() == 3
+        return (took[call // 2] if last else 1.0) if call % 2 else 0.0
 
     with patch("time.perf_counter", perf_counter):
         reducer = HierarchicalAllReduce(node="aabb"[dist.get_rank()])
-    assert next(calls) == 4 * hierarchical.TRIALS
     small, large = torch.empty(hierarchical.SMALL_BYTES // 4), torch.empty(2**20)
-    return [reducer.choose(small), reducer.choose(large)]
+    return [reducer.choose(small), reducer.choose(large)], next(calls) // 4
 
 
 def test_auto_measures_what_is_faster_for_large_tensors(ranks: RankPool) -> None:
-    assert ranks.run(4, measured, "flat", 2.0) == [["hierarchical", "hierarchical"]] * 4
-    assert ranks.run(4, measured, "hierarchical", 2.0) == [["hierarchical", "flat"]] * 4
-    assert ranks.run(4, measured, "flat", 1.05) == [["hierarchical", "flat"]] * 4, "by chance"
+    trials = hierarchical.TRIALS
+    always = ["hierarchical", "hierarchical"], 1 + trials
+    assert ranks.run(4, measured, [1.0] + [2.0] * trials) == [always] * 4
+    assert ranks.run(4, measured, [1.0] * 2) == [(["hierarchical", "flat"], 2)] * 4
+    assert ranks.run(4, measured, [2.0, 1.05]) == [(["hierarchical", "flat"], 2)] * 4, "by chance"
+    but_for_one = [1.0] + [2.0] * (trials - 1) + [0.5]
+    assert ranks.run(4, measured, but_for_one) == [(["hierarchical", "flat"], 1 + trials)] * 4
 
 
 def in_a_subgroup() -> float:
