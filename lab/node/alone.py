@@ -46,7 +46,7 @@ class NodeRun:
         self._board = board
         self._inbox: queue.Queue[Message] = queue.Queue(64)
         self._failures: dict[int, dict[str, Any]] = {}
-        self._contexts: dict[int, Message] = {}  # by rank: what it met before it chose its code
+        self._contexts: dict[int, Message] = {}  # by rank: how it chose its code
         self._partial: dict[tuple[int, str], str] = {}
         self._stop_at: float | None = None
         self._stopped = False
@@ -145,8 +145,10 @@ class NodeRun:
             # With a code of its own also after the stop: on a busy machine the victims may be heard
             # of first. What the stop does to a rank is a signal.
             what = f"ended by signal {number}" if number else f"exited with code {code}"
-            context = self._contexts.get(rank)
-            weight = 0 if context is None else consequence(context["chain"])
+            context, weight = self._contexts.get(rank), 0
+            if context is not None:
+                weight = consequence(context["chain"])
+                what += f" ({context['file']}:{context['line']})" if context["file"] else ""
             self._fail(rank, code, what, consequence=weight, late=True)
 
     def _fail(

@@ -28,8 +28,9 @@ log        ``rank``, ``stream`` (out, err), ``data``: a chunk of output, not alw
 exception  ``rank``, ``kind``, ``message``, ``file``, ``line``, ``traceback``, ``chain``, ``caught``
            (in which other process or thread torch had caught it first, as torch calls that, or
            null): the script raised; sent at once, while the process may take its time to end
-context    ``rank``, ``chain``: the rank ends with a code that is not 0, which it chose while it
-           handled an exception; ``exit`` follows
+context    ``rank``, ``file``, ``line``, ``chain``: the rank ends with a code that is not 0, chosen
+           there (as of an ``exception``), and while it handled an exception unless ``chain`` is
+           empty; ``exit`` follows
 audit      ``rank``, ``record``: a fact for the judges of `lab.diagnose.audit`; ``check`` in it says
            for which, ``step`` at which optimizer step
 stdin      ``rank``, ``size``: rank 0 waits for input, of about so many bytes; the controller
@@ -66,7 +67,7 @@ Message = dict[str, Any]
 
 FROM_RANKS = {
     "exception": ("kind", "message", "file", "line", "traceback", "chain", "caught"),
-    "context": ("chain",),
+    "context": ("file", "line", "chain"),
     "audit": ("record",),
     "state": ("probe",),
 }

@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from lab.rank import groups, messages
     from lab.rank.audit.recorder import Recorder
     from lab.rank.events import Events
-    from lab.rank.exceptions import chain, described
+    from lab.rank.exceptions import described
     from lab.rank.frames import RANK
     from lab.rank.probe import Probe
 else:
     _find_own_modules()
     from _lab_rank import groups, messages
     from _lab_rank.events import Events
-    from _lab_rank.exceptions import chain, described
+    from _lab_rank.exceptions import described
     from _lab_rank.frames import RANK
     from _lab_rank.probe import Probe
 
@@ -77,6 +77,13 @@ def _report_exception(
         from _lab_rank.state import state  # type: ignore[import-not-found]  # as above
 
         events.send(type="state", probe=state(START_FOLDER, trace))
+
+
+def _report_exit(events: Events, end: SystemExit) -> None:
+    told = described(end, _without_own_frames(end.__traceback__), START_FOLDER)
+    chain = told["chain"] if len(told["chain"]) > 1 else []
+    if told["file"] is not None or chain:
+        events.send(type="context", file=told["file"], line=told["line"], chain=chain)
 
 
 def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
@@ -167,9 +174,8 @@ def _run(arguments: list[str], events: Events | None) -> int:
     except SystemExit as end:
         if not end.code and isinstance(end.code, int | None):
             return 0
-        links = chain(end)
-        if events is not None and len(links) > 1:
-            events.send(type="context", chain=links)
+        if events is not None:
+            _report_exit(events, end)
         if isinstance(end.code, int):
             return end.code
         print(end.code, file=sys.stderr)

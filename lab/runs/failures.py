@@ -18,7 +18,7 @@ class Failures:
         self.stop_at: float | None = None
         """When to end the other ranks (monotonic clock), unless something happens before."""
         self._by_rank: dict[int, Failure] = {}  # in the order of their coming
-        self._contexts: dict[int, Message] = {}  # by rank: what it met before it chose its code
+        self._contexts: dict[int, Message] = {}  # by rank: how it chose its code
         self._lost: Failure | None = None
         self._closed = False
 
@@ -44,7 +44,7 @@ class Failures:
         self._add(failure, EXIT_PATIENCE)
 
     def on_context(self, node: str, message: Message) -> None:
-        """A rank is about to end with a code of its own, because of an exception that it caught."""
+        """A rank is about to end with a code of its own."""
         self._contexts[message["rank"]] = message
 
     def on_exit(self, node: str, message: Message) -> None:
@@ -52,9 +52,12 @@ class Failures:
         rank = message["rank"]
         known = self._by_rank.get(rank)
         if known is None:
+            failure = failure_from_exit(node, message)
             context = self._contexts.get(rank)
-            chain = () if context is None else tuple(context["chain"])
-            self._add(replace(failure_from_exit(node, message), chain=chain), 0.0)
+            if context is not None:
+                file, line, chain = context["file"], context["line"], tuple(context["chain"])
+                failure = replace(failure, file=file, line=line, chain=chain)
+            self._add(failure, 0.0)
             return
         if message["signal"] is None:  # else it was we who ended it while it was dying
             self._by_rank[rank] = replace(known, exit_code=message["code"])

@@ -89,7 +89,7 @@ class Failure:
         what = {
             "exception": self._exception,
             "signal": self._ended_by,
-            "exit": f"exited with code {self.exit_code}",
+            "exit": f"exited with code {self.exit_code}{self._where}",
         }.get(self.kind, shortened(self.message or self.kind))
         return f"rank {self.rank} on {self.node}: {what}"
 
@@ -101,10 +101,13 @@ class Failure:
 
     @property
     def _exception(self) -> str:
-        where = f" ({self.file}:{self.line})" if self.file else ""
         lines = (self.message or "").strip().splitlines()
         telling = lines[-1:] if self.exception == SPAWN_EXCEPTION else lines[:1]
-        return f"{shortened(': '.join([str(self.exception), *telling]))}{where}"
+        return f"{shortened(': '.join([str(self.exception), *telling]))}{self._where}"
+
+    @property
+    def _where(self) -> str:
+        return f" ({self.file}:{self.line})" if self.file else ""
 
 
 @dataclass(frozen=True)

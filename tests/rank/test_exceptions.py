@@ -124,11 +124,22 @@ def test_a_code_chosen_while_an_exception_is_handled_comes_with_it(
         {"kind": "SystemExit", "message": message},
         {"kind": "ConnectionError", "message": "peer closed"},
     ]
-    assert events == ([] if message is None else [{"type": "context", "chain": chain}])
+    event = {"type": "context", "file": "script.py", "line": 13, "chain": chain}
+    assert events == ([] if message is None else [event])
 
 
-def test_a_code_without_an_exception_needs_no_words(tmp_path: Path) -> None:
-    assert events_of(tmp_path, "import sys; sys.exit(3)")[:2] == (3, [])
+def test_a_code_comes_with_the_users_own_line(tmp_path: Path) -> None:
+    source = """
+import argparse
+
+def parse():
+    argparse.ArgumentParser().parse_args(["--what"])
+
+parse()
+"""
+    event = {"type": "context", "file": "script.py", "line": 5, "chain": []}
+    assert events_of(tmp_path, source)[:2] == (2, [event])
+    assert events_of(tmp_path, "import os; os._exit(3)")[:2] == (3, []), "it had no chance"
 
 
 def test_objects_that_cannot_be_looked_at_leave_the_script_its_own_ending(tmp_path: Path) -> None:

@@ -100,8 +100,8 @@ else:
     ("end", "code", "words"),
     [
         ("raise ValueError('boom\\nmore')", 1, "ValueError: boom (script.py:4)"),
-        ("os._exit(7)", 7, "exited with code 7"),
-        ("import sys; sys.exit('no data')", 1, "exited with code 1"),
+        ("os._exit(7)", 7, "exited with code 7 "),
+        ("import sys; sys.exit('no data')", 1, "exited with code 1 (script.py:4) "),
         ("os.kill(os.getpid(), 9)", 137, "SIGKILL (killed, perhaps out of memory)"),
         ("os.kill(os.getpid(), 11)", 139, "SIGSEGV"),
     ],

@@ -148,7 +148,7 @@ def test_show_says_what_matters(lab: Lab) -> None:
     text = lab("show").stdout
     for words in ("two on local", "script.py --epochs 3", "LR=0.1", "X=1", "MY_TOKEN=***"):
         assert words in text
-    assert "exited with code 3 (exit code 3)" in text
+    assert "exited with code 3 (script.py:1) (exit code 3)" in text
     assert "hush" not in text
     data = shown(lab)
     assert data["verdict"]["first"]["exit_code"] == 3

@@ -133,7 +133,8 @@ def test_torchrun_begins_again_itself_where_it_may_form_new_worlds(lab: Lab) -> 
     options = ("--min-nodes", "2", "--max-restarts", "1")
     done = lab("run", "-t", "pair", *TORCHRUN, *options, script)
     assert done.returncode == 0, done.stderr
-    assert "rank 1 on node1: exited with code 7: beginning again with 2 ranks" in done.stderr
+    failed = "rank 1 on node1: exited with code 7 (script.py:12)"
+    assert f"{failed}: beginning again with 2 ranks" in done.stderr
     assert len(events(lab, "run")) == 1
     assert [event["count"] for event in events(lab, "restart")] == [1]
     assert len(events(lab, "started")) == 4

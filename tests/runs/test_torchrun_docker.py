@@ -32,7 +32,9 @@ def test_exact_codes_and_a_container_that_is_killed(docker_lab: Lab) -> None:
     failing = lab.script(FAILING, "failing.py")
     done = lab("run", *three, "--engine", "torchrun", failing, timeout=240)
     assert done.returncode == 7, done.stderr
-    assert done.stderr.splitlines()[-1] == "lab: rank 1 on node1: exited with code 7 (exit code 7)"
+    assert done.stderr.splitlines()[-1] == (
+        "lab: rank 1 on node1: exited with code 7 (failing.py:8) (exit code 7)"
+    )
     assert (verdict(lab)["ended"], verdict(lab)["victims"]) == ([0, 2], [])
     for rank in range(3):
         out = lab.runs()[0] / f"node{rank}" / f"rank{rank}.out"
