@@ -73,7 +73,7 @@ class JobInquiry:
     def _evidence(self, because: str) -> dict[str, Any]:
         if not self._ports:  # the first round tells where the hosts can be tried
             self._round("pulse")
-        answers, awaited = self._round("state", **self._visits())
+        answers, awaited = self._round("family", **self._visits())
         if not answers:
             raise LabError(
                 f"no rank of run {self.name} answers in {PATIENCE:g} s: its hosts may be paused or "

@@ -31,8 +31,14 @@ PROBE_PATIENCE = 1.0
 """Seconds for a rank's own answer."""
 STACKS_PATIENCE = 10.0
 """Seconds for py-spy, of which many may run at once on few cores."""
+CHILDREN_PATIENCE = 3.0
+"""The same for all processes that a rank has started, one after another."""
+CHILDREN = 8
+"""How many of them are looked at."""
 LONGEST_ANSWER = 1 << 24
 """Bytes: a probe's own are far shorter."""
+PULSE, FAMILY = "pulse", "family"
+"""What may be asked, beside the state: see `probe` of `lab.node.protocol`."""
 MASTER = ""
 """The rendezvous, among the nodes that are tried: no node has this name."""
 STOPPED = ("T", "t")
@@ -55,6 +61,12 @@ class _Question:
     connection: socket.socket | None = None
     reader: "subprocess.Popen[bytes] | None" = None
     """py-spy, whose stderr comes with its stdout."""
+    told: dict[str, Any] | None = None
+    """The probe's answer, while stacks are read of the processes that the rank has started."""
+    child: int = 0
+    """The one that is being read."""
+    unread: list[int] = field(default_factory=list)
+    """Those that come after it."""
 
 
 @dataclass(eq=False)
@@ -144,7 +156,7 @@ class Probing:
             connection.connect(address(question.pid))
             if not _is_probe(connection, question.pid):
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "another process has its name")
-            connection.send(one.what.encode() + b"\n")
+            connection.send(b"pulse\n" if one.what == PULSE else b"state\n")
         except OSError as error:
             connection.close()
             nobody = error.errno in (errno.ECONNREFUSED, errno.ENOENT)
@@ -173,7 +185,16 @@ class Probing:
         except (ValueError, RecursionError):
             told = None
         if isinstance(told, dict):
-            self._answer(one, question, source="probe", probe=told)
+            question.told = told
+            if one.what == FAMILY and not _communicates(told):
+                living = [
+                    child["pid"]
+                    for child in question.process["children"] or ()
+                    if child["state"] not in ENDED
+                ]
+                question.unread = living[:CHILDREN]
+                question.give_up_at = time.monotonic() + CHILDREN_PATIENCE
+            self._look_at_children(one, question)
         else:
             self._read_stacks(one, question, "its probe broke off")
 
@@ -185,6 +206,7 @@ class Probing:
         elif question.reader is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(question.reader.pid, signal.SIGKILL)
+            question.unread.clear()
             self._on_stacks_end(one, question)
         else:
             self._answer(one, question, error=question.why_silent)
@@ -200,14 +222,28 @@ class Probing:
     def _read_stacks(self, one: _Round, question: _Question, why: str) -> None:
         """Have py-spy read them, where they are asked for and there are any."""
         question.why_silent = why
-        question.received.clear()
-        if one.what != "state" or question.process["state"] in ENDED:
+        if one.what == PULSE or question.process["state"] in ENDED:
             self._answer(one, question, error=why)
             return
-        argv = stacks.command(question.pid)
+        error = self._start_reader(one, question, question.pid)
+        if error is not None:
+            self._answer(one, question, error=f"{why}; {error}")
+        question.give_up_at = time.monotonic() + STACKS_PATIENCE
+
+    def _look_at_children(self, one: _Round, question: _Question) -> None:
+        """Have theirs read, one after another; then answer for the rank."""
+        while question.unread:
+            question.child = question.unread.pop(0)
+            if self._start_reader(one, question, question.child) is None:
+                return
+        self._answer(one, question, source="probe", probe=question.told)
+
+    def _start_reader(self, one: _Round, question: _Question, pid: int) -> str | None:
+        """Start py-spy; what stands in the way, if it does not run."""
+        question.received.clear()
+        argv = stacks.command(pid)
         if argv is None:
-            self._answer(one, question, error=f"{why}; {stacks.MISSING}")
-            return
+            return stacks.MISSING
         try:
             reader = subprocess.Popen(
                 argv,
@@ -217,16 +253,15 @@ class Probing:
                 env=stacks.environment(),
             )
         except OSError as error:
-            self._answer(one, question, error=f"{why}; py-spy: {error.strerror}")
-            return
+            return f"py-spy: {error.strerror}"
         reader.returncode = 0  # the agent reaps its children itself; Popen must not try
         assert reader.stdout is not None
         os.set_blocking(reader.stdout.fileno(), False)
         question.reader = reader
-        question.give_up_at = time.monotonic() + STACKS_PATIENCE
         self._selector.register(
             reader.stdout, selectors.EVENT_READ, partial(self._on_stacks, one, question)
         )
+        return None
 
     def _on_stacks(self, one: _Round, question: _Question) -> None:
         if question.reader is None:
@@ -247,6 +282,13 @@ class Probing:
         question.reader.stdout.close()
         question.reader = None
         output = bytes(question.received)
+        if question.told is not None:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                threads = stacks.parsed(output, self._start_folder)
+                children = question.told.setdefault("children", [])
+                children.append({"pid": question.child, "threads": threads})
+            self._look_at_children(one, question)
+            return
         try:
             found = stacks.parsed(output, self._start_folder)
         except (ValueError, KeyError, TypeError):
@@ -329,6 +371,16 @@ def _meeting_place(probe: Mapping[str, Any]) -> tuple[str, int] | None:
             if thread.get("main") and isinstance(name, str) and isinstance(port, int):
                 return name, port
     return None
+
+
+def _communicates(probe: Mapping[str, Any]) -> bool:
+    """Whether its main thread waits for other ranks, and so for no process of its own."""
+    return any(
+        "/torch/distributed/" in frame["file"]
+        for thread in probe.get("threads", ())
+        for frame in thread["frames"]
+        if thread.get("main")
+    )
 
 
 def _is_probe(connection: socket.socket, pid: int) -> bool:

@@ -10,9 +10,10 @@ To the agent (``type`` and fields):
 start    ``master_addr``, ``master_port``, ``addr`` (this node's own): start the ranks
 stdin    ``data``: what rank 0 waits for; empty: the end of it
 alive    nothing: the controller is still there, where the job names a `silence`
-probe    ``id``, ``what`` (`pulse` or `state`), ``peers`` (address and port by node, to be tried)
-         and ``master`` (the same of the rendezvous), which may both be left out: ask all ranks what
-         they do; a ``state`` for each, then ``probed``
+probe    ``id``, ``what`` (`pulse`, `state`, or `family`: the state, and the stacks of the processes
+         that ranks which do not wait for others have started), ``peers`` (address and port by node,
+         to be tried) and ``master`` (the same of the rendezvous), which may both be left out: ask
+         all ranks what they do; a ``state`` for each, then ``probed``
 stop     ``grace`` (seconds): terminate the ranks, kill those left after ``grace``
 =======  ==================================================================================
 

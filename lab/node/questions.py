@@ -4,7 +4,7 @@
     why/<N>.json       the answer of a run's controller, which will do for all questions before
     why/<N>/rank3.json the answer of one rank, where there is no controller (Slurm)
 
-A question to ranks also has "what" (pulse, state) and may have "peers" and "master" as `probe` of
+A question to ranks also has "what" and may have "peers" and "master" as `probe` of
 `lab.node.protocol` has them, and "by": the ranks that are to try to reach those. Ranks look now and
 then, and answer each question that they have not seen. Who asks makes the folder for the answers,
 and takes it away.

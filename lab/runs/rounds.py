@@ -102,7 +102,8 @@ class Rounds:
             for link in living
             if nodes[link.node.name].port
         }
-        what = "pulse" if because is None else "state"
+        # When a rank has failed, the others are not kept waiting for more than is needed.
+        what = {None: "pulse", "asked": "family", "stall": "family"}.get(because, "state")
         for link in living:
             name = link.node.name
             nodes[name].answered = False

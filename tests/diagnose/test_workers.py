@@ -54,3 +54,57 @@ def test_other_children_are_none_of_the_loaders() -> None:
     found = loads("ST", IN_PROCESS)
     assert "child process" not in found.summary + "".join(found.evidence)
     assert "child process" not in "".join(loads("").evidence)
+
+
+def process(pid: int, *stack: tuple[str, int, str]) -> Json:
+    """A child process with such a stack: file, line and function, innermost first."""
+    seen = [
+        {"file": file, "line": line, "function": function, "user": not file.startswith("/")}
+        for file, line, function in stack
+    ]
+    return {"pid": pid, "threads": [{"name": "MainThread", "main": True, "frames": seen}]}
+
+
+BEGINNING = ("/usr/lib/python3/multiprocessing/process.py", 314, "Process._bootstrap")
+FORKED = [BEGINNING, ("train.py", 20, "main")]
+"""A process that was forked has its parent's stack below its own."""
+IDLE = process(40, ("/usr/lib/python3/selectors.py", 415, "select"), *FORKED)
+READS = (("/site-packages/fs.py", 7, "read"), ("data.py", 12, "Words.__getitem__"), *FORKED)
+
+
+def test_a_worker_is_told_with_the_line_of_its_dataset() -> None:
+    late = rank(STEP[:3], stack=frames(20, *WITH_WORKERS))
+    late["process"]["children"] = [{"pid": 40 + n, "state": "S"} for n in range(3)]
+    late["children"] = [IDLE, process(41, *READS)]
+    found = diagnose(evidence([rank(STEP, waits=True), late]))
+    told = "; worker process 41 of rank 1 is at data.py:12 (Words.__getitem__)"
+    assert found.summary.endswith(told)
+    assert "child process of rank 1: 41 at data.py:12 (Words.__getitem__)" in found.evidence
+    assert (found.kind, found.line) == ("data-loader", 20)
+    late["children"].append(process(42, *READS))
+    found = diagnose(evidence([rank(STEP, waits=True), late]))
+    told = "; worker processes 41, 42 of rank 1 are at data.py:12 (Words.__getitem__)"
+    assert found.summary.endswith(told)
+    late["children"] = [IDLE]
+    assert "at data.py" not in diagnose(evidence([rank(STEP, waits=True), late])).summary
+
+
+def test_other_processes_are_told_where_they_are_too() -> None:
+    late = rank(STEP[:3], stack=frames(20, ("multiprocessing/popen_fork.py", "Popen.wait")))
+    late["children"] = [process(41, *READS)]
+    found = diagnose(evidence([rank(STEP, waits=True), late]))
+    assert found.ranks == (1,)
+    assert "child process of rank 1: 41 at data.py:12 (Words.__getitem__)" in found.evidence
+
+
+def test_all_ranks_may_wait_for_their_loaders_and_none_for_another() -> None:
+    loading = rank(STEP, stack=frames(20, *WITH_WORKERS), children=[process(41, *READS)])
+    found = diagnose(evidence([loading, loading]))
+    assert (found.kind, found.ranks, found.line) == ("data-loader", (0, 1), 20)
+    assert found.summary.startswith("no rank waits for another: each waits for its data loader")
+    told = "; worker process 41 of rank 0 is at data.py:12 (Words.__getitem__)"
+    assert found.summary.endswith(told)
+    elsewhere = rank(STEP, stack=frames(30))
+    assert diagnose(evidence([loading, elsewhere])).kind == "unknown"
+    asked = evidence([loading, loading], because="asked", stalled_s=0.5)
+    assert diagnose(asked).kind == "unknown", "as a loader that is a little slow"

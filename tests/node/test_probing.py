@@ -80,6 +80,42 @@ def test_a_rank_that_lets_no_thread_run_is_read_from_outside_and_goes_on(tmp_pat
         assert activity(state["pid"])["state"] in "DSR"  # not frozen
 
 
+WAITS_FOR_A_CHILD = """
+import multiprocessing, time
+
+def work():
+    print("here", flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("{method}").Process(target=work)
+    child.start()
+    child.join()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_that_a_rank_waits_for_are_read_too(tmp_path: Path, method: str) -> None:
+    with agent(job(tmp_path, WAITS_FOR_A_CHILD.format(method=method))) as running:
+        start(running)
+        for _ in range(600):
+            state, _ = answers(running, "family", 1)
+            stacks_by_pid = {
+                one["pid"]: {(f["file"], f["line"]) for t in one["threads"] for f in t["frames"]}
+                for one in state["probe"].get("children", ())
+            }
+            if any(("script.py", 6) in places for places in stacks_by_pid.values()):
+                break
+            time.sleep(0.05)
+        assert (state["source"], state["error"]) == ("probe", None)
+        assert state["probe"]["threads"][0]["frames"][-1]["line"] == 11
+        assert set(stacks_by_pid) <= {one["pid"] for one in state["process"]["children"]}
+        assert any(("script.py", 6) in places for places in stacks_by_pid.values())
+        for what in ("state", "pulse"):
+            told, _ = answers(running, what, 2)
+            assert "children" not in told["probe"], "it would take its time"
+
+
 def test_a_stopped_rank_stays_stopped(tmp_path: Path) -> None:
     script = "import os, signal\nprint('here', flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)\n"
     with agent(job(tmp_path, script)) as running:

@@ -86,6 +86,9 @@ class Rank:
     """Whether the process, or a child of it, wanted the processor when it was looked at."""
     children: Mapping[int, str]
     """The states of the processes that it has started, by pid."""
+    stacks_of_children: Mapping[int, tuple[Frame, ...]]
+    """The main threads' stacks of those that could be read, innermost first, without what was there
+    before they began."""
     source: str | None
     error: str | None
     """Why there is no stack."""

@@ -13,7 +13,7 @@ from lab.diagnose.why.differing import judge_differing
 from lab.diagnose.why.evidence import Evidence
 from lab.diagnose.why.failed import judge_failed, judge_rest
 from lab.diagnose.why.handling import with_handled
-from lab.diagnose.why.late import judge_late
+from lab.diagnose.why.late import judge_late, judge_loading
 from lab.diagnose.why.lingering import judge_lingering
 from lab.diagnose.why.other_root import judge_other_root
 from lab.diagnose.why.overlooked import judge_end
@@ -39,6 +39,7 @@ QUESTIONS: tuple[Question, ...] = (
     judge_patience,  # do steps take that long?
     judge_beyond,  # are some over, and others call what those never have?
     judge_late,  # for whom does everybody wait, and what does that rank do?
+    judge_loading,  # does each wait for its own data?
     judge_gone_past,  # has somebody left out what the others wait in?
     judge_deadlock,  # do they wait in a circle?
     judge_lingering,  # is it only that some do not end?

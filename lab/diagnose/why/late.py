@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from lab.diagnose.finding import Finding, WhyKind
 from lab.diagnose.why.activity import Doing, activity_of
 from lab.diagnose.why.evidence import Evidence, Rank
+from lab.diagnose.why.progress import JUST_NOW
 from lab.diagnose.why.telling import at, does, seen
 from lab.diagnose.why.unused import UNUSED_CURE, unused_by
 from lab.diagnose.why.waits import LEAVING, Wait, innocents, roots
@@ -72,6 +73,25 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     # The line that a rank which has ended did not come to is where the others wait for it.
     is_over = first.ended is not None or activity.doing is Doing.ENDING
     return at(finding, wait.site if is_over else activity.site)
+
+
+def judge_loading(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
+    """Name all ranks where each waits for its own data loader, and has done so for a while."""
+    ranks = tuple(evidence.ranks)
+    stalls = evidence.because == "stall" or (evidence.stalled_s or 0.0) > JUST_NOW
+    activities = [activity_of(rank) for rank in evidence.ranks.values()]
+    if waits or not stalls or any(one.doing is not Doing.DATA for one in activities):
+        return None
+    finding = Finding(
+        "data-loader",
+        "error",
+        f"no rank waits for another: each {does(evidence.ranks[ranks[0]], activities[0])}",
+        ranks=ranks,
+        nodes=evidence.nodes_of(ranks),
+        evidence=tuple(seen(rank) for rank in evidence.ranks.values()),
+        cure=CURES["data-loader"],
+    )
+    return at(finding, activities[0].site)
 
 
 def _reason(evidence: Evidence, rank: Rank, waits: Mapping[int, Wait]) -> WhyKind:

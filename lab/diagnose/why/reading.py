@@ -1,11 +1,15 @@
 """The evidence as it is read: docs/why.md describes the document."""
 
+from collections.abc import Sequence
+
 from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey, Json, Node, Pulse, Rank
 
 MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
 """What calls a module's forward and its hooks (torch.nn.Module)."""
 THREADING = ("/threading.py", "/queue.py")
 """Where threads wait for each other."""
+BEGINNING = "/multiprocessing/process.py"
+"""Where a child process begins."""
 
 
 def read_evidence(data: Json) -> Evidence:
@@ -51,6 +55,9 @@ def _rank(number: int, data: Json) -> Rank:
         process_state=process.get("state"),
         wants_processor=process.get("busy") or process.get("state") == "R",
         children={one["pid"]: one["state"] for one in process.get("children") or ()},
+        stacks_of_children={
+            one["pid"]: _since_its_beginning(one["threads"]) for one in data.get("children") or ()
+        },
         source=data.get("source"),
         error=data.get("error"),
         time=data.get("time"),
@@ -76,6 +83,13 @@ def _rank(number: int, data: Json) -> Rank:
         exception=data.get("exception"),
         handles=None if shown is None else threads[shown].get("handles"),
     )
+
+
+def _since_its_beginning(threads: Sequence[Json]) -> tuple[Frame, ...]:
+    """Of a process that was forked, whose stack begins with its parent's."""
+    frames = [_frame(frame) for one in threads if one["main"] for frame in one["frames"]]
+    began = (n for n, frame in enumerate(frames) if frame.file.endswith(BEGINNING))
+    return tuple(frames[: next(began, None)])
 
 
 def _shown(stacks: list[tuple[Frame, ...]]) -> int | None:
