@@ -19,6 +19,8 @@ import sys
 import time
 from typing import Any
 
+from .threads import begin
+
 PATIENCE = 1.0
 """Seconds for whoever has connected to ask, and to take the answer."""
 LONGEST_QUESTION = 64
@@ -76,7 +78,7 @@ class Probe:
     def _start(self) -> None:
         if self._pid == os.getpid() and self._runs.acquire(blocking=False):
             try:
-                _thread.start_new_thread(self._serve, ())
+                begin(self._serve)
             except RuntimeError:  # there can be no more threads
                 self._runs.release()
 

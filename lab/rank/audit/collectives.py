@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ..groups import history
+from ..threads import begin
 from .counts import ranks_of
 from .hooks import Hooks
 from .recorder import START_FOLDER
@@ -81,7 +82,7 @@ def install(hooks: Hooks) -> None:
     hooks.wrap(distributed_c10d, "destroy_process_group", before=watch.leave)
     for name in ("monitored_barrier", "destroy_process_group"):
         setattr(dist, name, getattr(distributed_c10d, name))
-    _thread.start_new_thread(watch.look_on, ())  # unseen by `threading.enumerate`
+    begin(watch.look_on)
 
 
 class Collectives:

@@ -19,6 +19,7 @@ from torch.distributed import distributed_c10d
 from torch.optim import Optimizer
 
 from ..frames import RANK, is_users
+from ..threads import begin
 from .collectives import SAME
 from .forwards import Forwards, is_training, samples_of
 from .hooks import Hooks
@@ -68,7 +69,7 @@ class Pace:
                 hooks.wrap(distributed_c10d, name, self._on_collective, self._after_collective)
                 wrapped = getattr(distributed_c10d, name)
                 setattr(sys.modules["torch.distributed"], name, wrapped)
-        _thread.start_new_thread(self._look_on, ())  # unseen by `threading.enumerate`
+        begin(self._look_on)
 
     def _on_forward(self, module: nn.Module, inputs: Any) -> None:
         samples = samples_of(inputs)

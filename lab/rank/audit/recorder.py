@@ -12,6 +12,7 @@ from typing import Any
 
 from ..events import Events, encoded
 from ..frames import is_users, shown
+from ..threads import begin
 
 SHARE = 0.03
 """Of what the rank has computed since its first step: what the audit may take."""
@@ -49,7 +50,7 @@ class Recorder:
         self.before_close: list[Callable[[], None]] = []
         """Called when the script has ended, by those that have something left to record."""
         os.register_at_fork(after_in_child=self._leave)
-        _thread.start_new_thread(self._write_on, ())  # unseen by `threading.enumerate`
+        begin(self._write_on)
 
     def record(self, check: str, **fields: Any) -> None:
         """Note a fact for the judges of `lab.diagnose.audit` that take records of this check.
