@@ -14,7 +14,7 @@ from lab.cli.output import UNSEEN, write
 from lab.errors import UsageError
 
 if TYPE_CHECKING:
-    from lab.channel import Channel
+    from lab.channel import Channel, Progress
     from lab.topology import Topology
     from lab.transport import Transport
 
@@ -52,7 +52,7 @@ def down(
     nodes: NodesOption = None,
     on: OnOption = None,
 ) -> None:
-    """Remove the nodes of a topology and all that was made for them.
+    """Remove the nodes of a topology and all that was made for them, and end what runs on them.
 
     Of hosts only what lab runs there ends; what was deployed stays.
     """
@@ -85,11 +85,24 @@ def down(
         others = sorted(lab.topology for lab in here if lab.topology != loaded.name)
         was_up = any(lab.topology == loaded.name for lab in here)
     with nodes_told(loaded), progress_line() as progress:
+        _end_runs(loaded, progress)
         transport_for(loaded, Path.cwd()).down(progress)
     print(f"lab: {loaded.name} {'is down' if was_up else 'was not up in this folder'}")
     if others and not was_up:
         names = ", ".join(others)
         print(f"lab: still up in this folder: {names} (lab down -t, with its file or name)")
+
+
+def _end_runs(loaded: "Topology", progress: "Progress") -> None:
+    """Those of this folder on these nodes: else they would say that their nodes are lost."""
+    from lab.cli.manage import end_run
+    from lab.runs.directory import RunDirectory
+
+    for run in RunDirectory.all(Path.cwd()):
+        info = run.info()
+        is_here = (info.get("topology"), info.get("on")) == (loaded.name, loaded.on)
+        if is_here and run.state == "running" and "slurm" not in info:
+            end_run(run, progress)
 
 
 def exec_(

@@ -19,6 +19,7 @@ from lab.cli.output import one_line, say
 from lab.errors import LabError, UsageError
 
 if TYPE_CHECKING:
+    from lab.channel import Progress
     from lab.runs.directory import RunDirectory
     from lab.topology import Topology
 
@@ -131,7 +132,6 @@ def stop(
     ] = False,
 ) -> None:
     """End a run as Ctrl-C would, and wait for its end."""
-    from lab.node.processes import lives
     from lab.runs.directory import RunDirectory
 
     run = _running(Path.cwd()) if run_id is None else RunDirectory.find(Path.cwd(), run_id)
@@ -146,25 +146,36 @@ def stop(
     if "slurm" in run.info():
         _cancel(run)
         return
+    with progress_line() as progress:
+        end_run(run, progress, now=now)
+    info = run.info()
+    if info.get("state") != "finished":
+        raise LabError(f"run {run.id}: its controller ended without a verdict")
+    print(f"lab: run {run.id} has ended: {info['summary']}", file=sys.stderr)
+
+
+def end_run(run: "RunDirectory", progress: "Progress", *, now: bool = False) -> None:
+    """Ctrl-C to the controller of a run that goes on, twice for `now`, and wait for its end.
+
+    Raises:
+        LabError: it is another user's.
+    """
+    from lab.node.processes import lives
+
     controller = run.info()["controller"]
     pid = int(controller["pid"])
-    with progress_line() as progress:
-        progress(f"asked run {run.id} to end; waiting for its ranks")
-        _signal(pid)
-        if now:
-            time.sleep(AT_ONCE)
-            if run.state == "running":
-                _signal(pid)
-        while run.state == "running":
-            time.sleep(POLL)
-        # It still has its nodes to let go and its last words to say.
-        give_up = time.monotonic() + LAST_PATIENCE
-        while lives(controller) and time.monotonic() < give_up:
-            time.sleep(POLL)
-    if run.state == "died":
-        raise LabError(f"run {run.id}: its controller ended without a verdict")
-    info = run.info()
-    print(f"lab: run {run.id} has ended: {info['summary']}", file=sys.stderr)
+    progress(f"asked run {run.id} to end; waiting for its ranks")
+    _signal(pid)
+    if now:
+        time.sleep(AT_ONCE)
+        if run.state == "running":
+            _signal(pid)
+    while run.state == "running":
+        time.sleep(POLL)
+    # It still has its nodes to let go and its last words to say.
+    give_up = time.monotonic() + LAST_PATIENCE
+    while lives(controller) and time.monotonic() < give_up:
+        time.sleep(POLL)
 
 
 def _cancel(run: "RunDirectory") -> None:

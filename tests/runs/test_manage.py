@@ -255,3 +255,17 @@ def test_show_has_the_nodes_in_the_order_of_their_ranks(lab: Lab) -> None:
         "node2: ranks 4-5",
         "node3: ranks 6-7",
     ]
+
+
+def test_down_ends_what_runs_on_the_nodes(lab: Lab) -> None:
+    try:
+        run_id = detached(lab, lab.script(SLEEP))
+        other = lab("down", "-t", "solo", "--on", "local")
+        assert (other.returncode, shown(lab, run_id)["state"]) == (0, "running")
+        done = lab("down", "-t", "pair", "--on", "local")
+        assert done.returncode == 0, done.stderr
+        assert f"asked run {run_id} to end" in done.stderr
+        told = shown(lab, run_id)
+        assert (told["state"], told["verdict"]["kind"]) == ("finished", "interrupted")
+    finally:
+        end_all(lab)
