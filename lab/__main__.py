@@ -25,7 +25,7 @@ def _end(number: int, _frame: FrameType | None) -> None:
     """
     for heard in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(heard, signal.SIG_IGN)
-    sys.exit(128 + interrupts.cause(number))
+    raise interrupts.Terminated(128 + interrupts.cause(number))
 
 
 def _complain(text: str) -> None:

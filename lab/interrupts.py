@@ -14,6 +14,21 @@ _count = 0
 _unread = False
 
 
+class Terminated(SystemExit):
+    """SIGTERM has come, or SIGHUP; it unwinds as Ctrl-C does."""
+
+    def __init__(self, code: int) -> None:
+        """`code`: what the process ends with, 128 + the signal."""
+        super().__init__(code)
+        self.left: tuple[str, ...] = ()
+        """What is to be said of what it has left."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether anybody is there to read of it: not where a terminal or a pipe was closed."""
+        return self.code == 128 + signal.SIGTERM
+
+
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     global _count
     _count += 1

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.bench.compare import ratio, spread
+from lab.bench.ended import ended
 from lab.channel import Progress
 from lab.errors import LabError
 from lab.runs.controller import RunController
@@ -62,7 +63,7 @@ def _train(
     job = Job(command=("-m", MODULE, model, str(steps)), cwd=Path.cwd(), audit=audit)
     run = RunController(topology, job, transport, [said])
     run.up(progress)
-    verdict = run.run()
+    verdict = ended(run)
     found = TOOK.search(said.text)
     if found is None:  # findings do not matter: each step has the same samples
         raise LabError(f"no measurement: {verdict.summary}")

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lab.bench.ended import ended
 from lab.bench.one_dies import LIMIT
 from lab.bench.startup import torchrun_commands
 from lab.channel import Channel, Progress
@@ -88,7 +89,7 @@ def _lab_run(topology: Topology, transport: Transport, kind: str, progress: Prog
     job = Job(command=("-m", MODULE, "{run_dir}", kind), cwd=Path.cwd())
     run = RunController(topology, job, transport, [ends])
     run.up(progress)
-    verdict = run.run()
+    verdict = ended(run)
     if verdict.first is None or verdict.first.rank != topology.world_size - 1:
         raise LabError(f"another end than was asked for: {verdict.summary}")
     return ends.last_end - _death(ends.said)

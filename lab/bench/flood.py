@@ -4,6 +4,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from lab.bench.ended import ended
 from lab.channel import Progress
 from lab.errors import LabError
 from lab.runs.controller import RunController
@@ -47,7 +48,7 @@ def bench_flood(topology: Topology, runs: int, progress: Progress) -> list[dict[
         job = Job(command=("-m", MODULE, str(LINES)), cwd=Path.cwd())
         run = RunController(topology, job, transport_for(topology, Path.cwd()), [counter])
         run.up(progress)
-        verdict = run.run()
+        verdict = ended(run)
         expected = LINES * topology.world_size
         if verdict.kind != "ok" or counter.lines != expected:
             raise LabError(f"{counter.lines} of {expected} lines came: {verdict.summary}")

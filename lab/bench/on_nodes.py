@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from lab.bench.ended import ended
 from lab.bench.suites import RESULT, Suite
 from lab.channel import Progress
 from lab.errors import LabError, UsageError
@@ -128,7 +129,7 @@ def run_worker(
     job = Job(command=("-m", *command), cwd=Path.cwd())
     controller = RunController(topology, job, transport, [listener])
     controller.up(progress)
-    verdict = controller.run()
+    verdict = ended(controller)
     path = controller.directory.path / RESULT
     if verdict.kind != "ok" or not path.is_file():
         words = verdict.first.traceback if verdict.first is not None else None

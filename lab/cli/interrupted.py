@@ -1,4 +1,4 @@
-"""What Ctrl-C has left, for commands that bring nodes up or down."""
+"""What Ctrl-C or SIGTERM have left, for commands that bring nodes up or down."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab.errors import LabError
+from lab.interrupts import Terminated
 
 if TYPE_CHECKING:
     from lab.topology import Topology
@@ -13,11 +14,15 @@ if TYPE_CHECKING:
 
 @contextmanager
 def nodes_told(topology: "Topology") -> Iterator[None]:
-    """Where Ctrl-C ends the block, have it say what has become of the topology's nodes."""
+    """Where Ctrl-C or SIGTERM end the block, have them say what has become of the nodes."""
     try:
         yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(*_left(topology)) from None
+    except Terminated as end:
+        if end.is_told:
+            end.left = tuple(_left(topology))
+        raise
 
 
 def _left(topology: "Topology") -> list[str]:

@@ -17,6 +17,7 @@ from typer.main import get_group
 from lab import __version__
 from lab.cli.output import say
 from lab.errors import LabError
+from lab.interrupts import Terminated
 
 _HERE = "Labs and runs"
 _HOSTS = "Hosts over SSH"
@@ -111,7 +112,7 @@ class _Group(TyperGroup):
         return list(self.commands)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; of Ctrl-C that one line is said, with what it was raised with.
+        """Run a command; of Ctrl-C and SIGTERM one line is said, with what they have left.
 
         Raises:
             LabError: what it read ended too early. The parser would end without a word, as where
@@ -121,6 +122,10 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
             say("; ".join(("lab: interrupted", *map(str, interrupt.args))))
+            raise
+        except Terminated as end:
+            if end.is_told:
+                say("; ".join(("lab: ended by SIGTERM", *end.left)))
             raise
         except EOFError as error:
             place = traceback.extract_tb(error.__traceback__)[-1]

@@ -203,7 +203,8 @@ class DockerTransport:
         """See `Transport`."""
         with workdir_lock(self.workdir, wait=True):
             for lab in find_labs(self._client, self.lab_id):
-                progress(f"removing {len(lab.nodes)} nodes ({lab.id})")
+                count = len(lab.nodes)
+                progress(f"removing {count} node{'s' * (count != 1)} ({lab.id})")
                 with interrupts.deferred():
                     remove_lab(self._client, lab)
 

@@ -129,8 +129,12 @@ def test_an_interrupted_run_takes_the_nodes_it_brought_up_along(docker_lab: Lab)
 
 
 @pytest.mark.parametrize("words", [["up", "-t", "pair"], ["run", "-t", "pair", "script.py"]])
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "ended by SIGTERM")],
+)
 def test_an_interrupt_while_nodes_come_up_says_what_became_of_them(
-    docker_lab: Lab, words: list[str]
+    docker_lab: Lab, words: list[str], number: int, code: int, said: str
 ) -> None:
     lab = docker_lab
     lab.script("")
@@ -138,10 +142,10 @@ def test_an_interrupt_while_nodes_come_up_says_what_became_of_them(
     assert running.stderr is not None
     while "bringing up" not in running.stderr.readline():
         pass
-    running.send_signal(signal.SIGINT)
+    running.send_signal(number)
     _, error = running.communicate(timeout=60)
-    assert running.returncode == 130
-    assert error.splitlines()[-1] == "lab: interrupted; no node of pair is up"
+    assert running.returncode == code
+    assert error.splitlines()[-1] == f"lab: {said}; no node of pair is up"
     assert things(lab) == []
 
 
