@@ -44,12 +44,12 @@ class Examination:
     def run(self) -> None:
         """All of it."""
         everybody = range(len(self._exam.patients))
-        self._tell("the nodes look around")
+        self._tell("looking around on each node")
         self._wait("look", everybody, LOOK_WITHIN)
         for rank in everybody:
             self._note_absence(rank, "it does not answer")
         self._connect()
-        self._tell("torch is imported")
+        self._tell("importing torch")
         self._wait("torch", self._present(), TORCH_WITHIN)
         for rank in self._present():
             name, late = self._exam.names[rank], f"not done in {TORCH_WITHIN:g} s"
@@ -114,7 +114,7 @@ class Examination:
 
     def _connect(self) -> None:
         present = self._present()
-        self._tell("every node connects to every other")
+        self._tell("connecting every node to every other")
         looks = [self._exam.looks.get(name) for name in self._exam.names]
         ports = [
             None if look is None else {**look["ports"], "advertises": look["advertises"]}
@@ -127,7 +127,7 @@ class Examination:
         """Every link that can be connected, each node with one other at a time."""
         rounds = list(_rounds(self._present()))[:ROUNDS]
         seconds = min(LONGEST, max(SHORTEST, MEASURE_FOR / max(1, 2 * len(rounds))))
-        self._tell("links are measured")
+        self._tell("measuring the links")
         for pairs in rounds:
             self._measure_at_once(pairs, seconds)
             self._measure_at_once([(other, one) for one, other in pairs], seconds)
@@ -155,7 +155,7 @@ class Examination:
             rank for rank in self._present() if "version" in exam.torch.get(exam.names[rank], {})
         ]
         if 0 in able:
-            self._tell("the roll is called")
+            self._tell("calling the roll")
             ports = exam.looks[exam.master.name]["ports"]
             self._conversation.tell(
                 {

@@ -386,6 +386,7 @@ def test_steps_that_always_take_long_are_no_hang() -> None:
     steps = [call(n, ago=100 - 20 * n) for n in range(1, 5)]  # 20 s each; the last 20 s ago
     found = diagnose(evidence([rank(steps, waits=True), rank(steps[:3], stack=frames(20))]))
     assert found.kind == "slow"
+    assert found.summary.startswith("no hang: others wait for rank 1, but not longer than")
     steps[-1]["time"] = NOW - 50
     found = diagnose(evidence([rank(steps, waits=True), rank(steps[:3], stack=frames(20))]))
     assert named(found) == ("busy-alone", (1,), 20)
@@ -394,7 +395,9 @@ def test_steps_that_always_take_long_are_no_hang() -> None:
 def test_who_asks_in_the_middle_of_a_step_is_told_of_no_hang() -> None:
     steps = [*STEP[:3], call(4, ago=3)]
     ranks = [rank(steps, waits=True), rank(steps[:3], stack=frames(20))]
-    assert diagnose(evidence(ranks, because="asked")).kind == "slow"
+    found = diagnose(evidence(ranks, because="asked"))
+    assert found.kind == "slow"
+    assert found.summary == "too early to tell: others have waited for rank 1 for 3.0 s"
     assert diagnose(evidence(ranks, because="stall")).kind == "busy-alone"
 
 

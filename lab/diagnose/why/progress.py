@@ -49,14 +49,21 @@ def judge_patience(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | N
     if evidence.because == "failure" or not late or ended:
         return None
     patience = JUST_NOW if evidence.because == "asked" else 0.0
+    longest, is_usual = 0.0, True
     for number, wait in waits.items():
         rank = evidence.ranks[number]
         if wait.since is None or rank.time is None:
             return None
-        if rank.time - wait.since > max(patience, LONGER * _usual(rank)):
+        waited, usual = rank.time - wait.since, LONGER * _usual(rank)
+        if waited > max(patience, usual):
             return None
-    what = f"others wait for {ranks_in_words(late)}, but not longer than they are used to"
-    return _slow(what, *(seen(evidence.ranks[number]) for number in late))
+        longest, is_usual = max(longest, waited), is_usual and waited <= usual
+    told = [seen(evidence.ranks[number]) for number in late]
+    if is_usual:
+        what = f"others wait for {ranks_in_words(late)}, but not longer than they are used to"
+        return _slow(what, *told)
+    what = f"others have waited for {ranks_in_words(late)} for {longest:.1f} s"
+    return Finding("slow", "warning", f"too early to tell: {what}", evidence=tuple(told))
 
 
 def _slow(what: str, *told: str) -> Finding:
