@@ -196,6 +196,9 @@ def run(
     if as_json and (quiet or rank):
         raise UsageError("--json prints everything; leave --quiet and --rank out")
     loaded = load_topology(topology, nodes=nodes, slots=slots, on=on, backend=backend)
+    if loaded.on in ("local", "docker") and (collect or no_deploy):
+        option = "--collect" if collect else "--no-deploy"
+        raise UsageError(f"{option} is for hosts over SSH; here all nodes have this very folder")
     job = Job.from_command_line(
         words or [],
         module=module,
@@ -211,11 +214,11 @@ def run(
         collect=collect or (),
         audit=audit,
     )
+    shown = chosen_ranks(rank, loaded.world_size)
     if not quiet:
         _warn_of_crowd(loaded)
         for pattern in unmatched(os.environ, pass_env or ()):
             print(f"lab: warning: --pass-env {pattern}: you have no such variable", file=sys.stderr)
-    shown = chosen_ranks(rank, loaded.world_size)
     console = RunConsole(
         Prefixes({r.rank: r.node.name for r in loaded.ranks()}), () if quiet else shown
     )
