@@ -26,7 +26,8 @@ def why(
 ) -> None:
     """Why a run is stuck or has died: which rank, where it is, what it did differently.
 
-    A run that goes on is asked now; of one that has ended this says what was seen before its end.
+    A run that goes on is asked now; of one that has ended this says what was seen before its end,
+    and what the audit has found.
     """
     from lab.diagnose.finding import Finding
     from lab.runs.directory import RunDirectory
@@ -39,9 +40,11 @@ def why(
         return
     if answer is None:
         say_end(run)
-        return
-    print_finding(Finding.from_json(answer["finding"]), sys.stdout)
-    if stacks:
+    else:
+        print_finding(Finding.from_json(answer["finding"]), sys.stdout)
+    for found in (run.read_json("verdict.json") or {}).get("findings", ()):
+        print_finding(Finding.from_json(found), sys.stdout)
+    if stacks and answer is not None:
         write("\n".join(_stacks(answer["evidence"])) + "\n", sys.stdout)
 
 
@@ -78,10 +81,16 @@ def _stacks(evidence: dict[str, Any]) -> list[str]:
         if known["error"]:
             lines.append(f"  {known['error']}")
         for thread in known["threads"]:
-            lines.append(f"  {thread['name']}")
-            for frame in reversed(thread["frames"]):
-                place = f"{frame['file']}:{frame['line']}"
-                lines.append(f"    {place} in {frame['function']}")
+            lines += _stack(thread)
             if thread.get("handles"):
                 lines.append(f"    it {exception_in_words(thread['handles'])}, and handles that")
+        for child in known.get("children") or ():
+            for thread in child["threads"]:
+                lines += _stack({**thread, "name": f"process {child['pid']}, {thread['name']}"})
     return lines
+
+
+def _stack(thread: dict[str, Any]) -> list[str]:
+    frames = reversed(thread["frames"])
+    places = [f"    {one['file']}:{one['line']} in {one['function']}" for one in frames]
+    return [f"  {thread['name']}", *places]

@@ -182,6 +182,19 @@ def test_a_run_of_which_nothing_is_known_says_how_it_ended(lab: Lab) -> None:
     assert json.loads(lab("why", "--json").stdout)["finding"] is None
 
 
+def test_what_the_audit_has_found_is_told_again(lab: Lab) -> None:
+    script = lab.script("""
+import torch
+torch.save(torch.ones(4), "model.pt")
+""")
+    done = lab(*PAIR, "--audit", script, timeout=120)
+    assert done.returncode == 66, done.stderr
+    told = lab("why")
+    assert told.returncode == 0
+    assert told.stdout.startswith("lab: same-file: ranks 0, 1 write the same file, model.pt")
+    assert "the audit found 1 error" in told.stderr
+
+
 def test_what_to_do_on_a_stall_is_one_of_two_things(lab: Lab) -> None:
     done = lab(*PAIR, "--on-stall", "panic", lab.script(""))
     assert done.returncode == 2
