@@ -133,10 +133,15 @@ def _checkpoints(place: str | None) -> list["Found"]:
             return found
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
+    folder = Path(place or FOLDER)
+    others = folder.is_dir() and any(folder.iterdir())
     raise UsageError(
-        f"there are no checkpoints in {place}"
-        if place is not None
-        else f"there are no checkpoints in {FOLDER}, nor in a run of this folder: name a place"
+        (
+            f"there are no checkpoints in {place}"
+            if place is not None
+            else f"there are no checkpoints in {FOLDER}, nor in a run of this folder: name a place"
+        )
+        + f" (the files in {folder} are none that lab.training has saved)" * others
     )
 
 

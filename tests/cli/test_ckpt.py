@@ -164,7 +164,10 @@ def test_where_there_are_none(lab: Lab) -> None:
     (lab.cwd / "empty").mkdir()
     done = lab("ckpt", "verify", "empty")
     assert done.returncode == 2
-    assert "there are no checkpoints in empty" in done.stderr
+    assert done.stderr == "lab: error: there are no checkpoints in empty\n"
+    (lab.cwd / "empty" / "model.pt").write_text("of torch.save")
+    others = "empty (the files in empty are none that lab.training has saved)\n"
+    assert lab("ckpt", "ls", "empty").stderr.endswith(others)
     for words in (["ls"], ["show"], ["verify"]):
         done = lab("ckpt", *words, "nowhere")
         assert done.returncode == 2
