@@ -33,10 +33,11 @@ def collect(folder: str) -> dict[str, Any]:
     Returns:
         `hostname`, `os`, `kernel`, `machine`, `python`, `executable`, `cores` (that may be used),
         `memory` and `memory_free` (bytes), `load` (of a minute; None: not known), `gpus` (a list
-        of `name`, `memory` and `memory_used` in bytes, `driver`), `torch` (its version, or None)
-        and `disk_free` (bytes).
+        of `name`, `memory` and `memory_used` in bytes, `driver`), `torch` (its version, or None),
+        `disk_free` (bytes) and `writable` (whether one may write there).
     """
     total, free = _memory()
+    place = _nearest(Path(folder).expanduser())
     return {
         "hostname": socket.gethostname(),
         "os": _system(),
@@ -50,7 +51,8 @@ def collect(folder: str) -> dict[str, Any]:
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "gpus": _gpus(),
         "torch": _torch(),
-        "disk_free": _disk_free(Path(folder).expanduser()),
+        "disk_free": shutil.disk_usage(place).free,
+        "writable": os.access(place, os.W_OK),
     }
 
 
@@ -145,13 +147,15 @@ def _torch() -> str | None:
         return None
 
 
-def _disk_free(folder: Path) -> int | None:
+def _nearest(folder: Path) -> Path:
+    """The folder, or the nearest above it that exists and may be looked at."""
     for place in (folder, *folder.parents):
         try:
-            return shutil.disk_usage(place).free
+            shutil.disk_usage(place)
         except OSError:
             continue
-    return None
+        return place
+    return Path("/")
 
 
 def main() -> None:

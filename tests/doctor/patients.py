@@ -21,6 +21,7 @@ def look(rank: int, count: int) -> dict[str, Any]:
         "gpus": [],
         "gpu_links": {},
         "disk_free": 50 * GIB,
+        "writable": True,
         "shm": {"total": GIB, "free": GIB},
         "ulimits": {
             "open files": [65536, 65536],

@@ -426,6 +426,12 @@ def test_too_little_of_something(fault: Fault, name: str, words: str) -> None:
     expect(exam, name, "warn", words, nodes=("node1",))
 
 
+def test_a_folder_in_which_nothing_can_be_written() -> None:
+    exam = healthy()
+    of_node(writable=False)(exam)
+    expect(exam, "disk", "fail", "nothing can be written", "ssh.workdir", nodes=("node1",))
+
+
 def test_more_threads_than_cores() -> None:
     exam = healthy(on="ssh", slots=2)
     exam.torch["node1"] = {**exam.torch["node1"], "threads": 4}

@@ -21,11 +21,13 @@ def test_what_this_machine_is() -> None:
     assert 0 < facts["cores"] <= (os.cpu_count() or 1)
     assert 0 < facts["memory_free"] <= facts["memory"]
     assert facts["disk_free"] > 0
+    assert facts["writable"] is True
     assert facts["os"]
 
 
 def test_a_folder_that_is_not_there_yet_counts_as_the_one_above(tmp_path: Path) -> None:
     assert collect(str(tmp_path / "not/there"))["disk_free"] > 0
+    assert collect("/proc/self/nothing")["writable"] is False
 
 
 def test_gpus_are_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

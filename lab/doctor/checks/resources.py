@@ -125,8 +125,13 @@ def container(exam: Examined) -> list[Check]:
 
 
 def disk(exam: Examined) -> list[Check]:
-    """Whether there is room for logs and checkpoints where runs live."""
-    cure = "make room, or take another folder (ssh.workdir); lab rm removes old runs"
+    """Whether logs and checkpoints can be written where runs live, and there is room for them."""
+    other = "another folder (on ssh: ssh.workdir)"
+    closed = tuple(name for name, may in exam.values("writable").items() if may is False)
+    if closed:
+        found = f"nothing can be written where runs live, on {listed(closed)}"
+        return [Check("disk", "fail", found, closed, f"see whose it is, or take {other}")]
+    cure = f"make room, or take {other}; lab rm removes old runs"
     problems = {
         name: (f"{_size(free)} free where runs live", cure)
         for name, free in exam.values("disk_free").items()
