@@ -6,6 +6,7 @@ The one collector: `lab hosts` shows what it finds. It is carried to the node ov
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -13,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -52,7 +54,7 @@ def collect(folder: str) -> dict[str, Any]:
         "gpus": _gpus(),
         "torch": _torch(),
         "disk_free": shutil.disk_usage(place).free,
-        "writable": os.access(place, os.W_OK),
+        "writable": _may_write(place),
     }
 
 
@@ -156,6 +158,15 @@ def _nearest(folder: Path) -> Path:
             continue
         return place
     return Path("/")
+
+
+def _may_write(folder: Path) -> bool:
+    """Tried: access(2) does not count the capability by which ranks write into root's folders."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def main() -> None:
