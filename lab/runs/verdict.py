@@ -47,9 +47,9 @@ class Failure:
     file: str | None = None
     line: int | None = None
     traceback: str | None = None
-    chain: tuple[Mapping[str, str], ...] = ()
-    """`kind` and `message` of the exception, or of the SystemExit that it became, and of those
-    that it was raised from or while handling; the last raised first."""
+    chain: tuple[Mapping[str, Any], ...] = ()
+    """The exception, or the SystemExit that it became, and those that it was raised from or while
+    handling, the last raised first: see `lab.node.protocol`."""
     last_lines: tuple[str, ...] = ()
     """The end of what the rank wrote: see `lab.runs.last_lines`."""
     oom_limit: int | None = None
