@@ -43,6 +43,11 @@ WRAPS = """\
         step()
     except RuntimeError as error:
         raise TrainingFailed("step failed") from error"""
+HIDES = """\
+    try:
+        step()
+    except RuntimeError:
+        raise TrainingFailed("see the log") from None"""
 EXITS = """\
     try:
         step()
@@ -63,6 +68,7 @@ FAILS_AFTERWARDS = """\
     ("victim", "cause", "kind"),
     [
         (WRAPS, REFUSED, "ConnectionRefusedError"),
+        (HIDES, REFUSED, "ConnectionRefusedError"),
         (EXITS, REFUSED, "ConnectionRefusedError"),
         (FAILS_AFTERWARDS, LATE, "ValueError"),
     ],
@@ -118,6 +124,22 @@ def test_who_left_early_is_named(lab: Lab) -> None:
     assert (done.returncode, told["first"]["rank"]) == (1, 0)
     assert told["hint"].endswith("rank 1 had ended before, with code 0")
     assert done.stderr.splitlines()[-1] == f"lab: {told['hint']}"
+
+
+@pytest.mark.parametrize("victim", [HIDES, EXITS])
+def test_who_left_early_is_named_whatever_the_others_make_of_it(lab: Lab, victim: str) -> None:
+    ends = "    return"
+    lab(
+        "run",
+        "-t",
+        "pair",
+        "--on",
+        "local",
+        lab.script(PAIR.format(on_rank_0=victim, on_rank_1=ends)),
+    )
+    why = verdict(lab)["why"]
+    assert (why["kind"], why["ranks"]) == ("ended-early", [1])
+    assert why["innocent"][0]["ranks"] == [0]
 
 
 @pytest.mark.parametrize("end", ["pass", "dist.destroy_process_group()"])
@@ -211,8 +233,8 @@ def test_the_chain_is_in_the_verdict(lab: Lab) -> None:
     script = lab.script("try:\n    {}['a']\nexcept KeyError:\n    raise SystemExit(3)")
     lab("run", "-t", "solo", "--on", "local", script)
     assert verdict(lab)["first"]["chain"] == [
-        {"kind": "SystemExit", "message": "3"},
-        {"kind": "KeyError", "message": "'a'"},
+        {"kind": "SystemExit", "message": "3", "file": "script.py", "line": 4, "how": None},
+        {"kind": "KeyError", "message": "'a'", "file": "script.py", "line": 2, "how": "context"},
     ]
 
 
