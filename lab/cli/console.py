@@ -241,7 +241,7 @@ class JsonConsole:
 
 
 def print_verdict(verdict: "Verdict") -> None:
-    """The end of a run on stderr: what failed and how, the guilty rank's last words last."""
+    """The end of a run on stderr: what failed and how, and last who did it."""
     error = sys.stderr
     if verdict.kind == "ok":
         if verdict.why is not None:
@@ -265,8 +265,11 @@ def print_verdict(verdict: "Verdict") -> None:
     from lab.runs.verdict import ranks_in_words
 
     others = []
-    if verdict.victims:
-        others.append(f"{ranks_in_words(verdict.victims)} failed as a consequence")
+    victims = {*verdict.victims}
+    if verdict.is_of_another and verdict.why is not None:  # who did it may have failed later, too
+        victims = {*victims, first.rank} - {*verdict.why.ranks}
+    if victims:
+        others.append(f"{ranks_in_words(victims)} failed as a consequence")
     if verdict.others:
         others.append(f"{ranks_in_words(verdict.others)} failed too")
     if verdict.ended:
@@ -275,6 +278,8 @@ def print_verdict(verdict: "Verdict") -> None:
         say(f"lab: {'; '.join(others)}")
     for other in verdict.other_reasons[:MOST_OTHERS]:
         say(f"lab: for another reason failed {other}")
+    if verdict.is_of_another:
+        say(f"lab: the first consequence: {first}")
     colour = colours_wanted(error)
     words = first.traceback.rstrip().splitlines() if first.traceback else []
     words = words or list(first.last_lines)
@@ -292,7 +297,8 @@ def print_verdict(verdict: "Verdict") -> None:
 
         print_finding(verdict.why, error)
     red, reset = ("\033[31m", "\033[0m") if colour else ("", "")
-    say(f"{red}lab: {first} (exit code {verdict.exit_code}){reset}")
+    end = verdict.summary if verdict.is_of_another else str(first)
+    say(f"{red}lab: {end} (exit code {verdict.exit_code}){reset}")
     if verdict.hint:
         say(f"lab: {verdict.hint}")
 
