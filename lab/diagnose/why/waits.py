@@ -12,6 +12,8 @@ from lab.node.victims import consequence, lost_peer
 from lab.rank.frames import is_installed
 
 LEAVING = "destroy_process_group"
+Place = tuple[str, int | None, str]
+"""File, line and function."""
 
 
 @dataclass(frozen=True)
@@ -40,21 +42,26 @@ def waits_of(evidence: Evidence) -> dict[int, Wait]:
 
 def innocents(waits: Mapping[int, Wait], guilty: Collection[int]) -> tuple[Innocent, ...]:
     """Those who only wait: together, where they wait in the same call at the same line."""
-    alike: dict[tuple[str, Frame | None], list[Wait]] = {}
+    alike: dict[tuple[str, Place | None], list[Wait]] = {}
     for number, wait in sorted(waits.items()):
         if number not in guilty:
-            alike.setdefault((wait.what, wait.site), []).append(wait)
+            alike.setdefault((wait.what, _place(wait.site)), []).append(wait)
     return tuple(
         Innocent(
             ranks=tuple(wait.rank for wait in together),
             what=f"wait{'s' * (len(together) == 1)} in {what}",
-            file=site.file if site else None,
-            line=site.line if site else None,
-            function=site.function if site else None,
+            file=place[0] if place else None,
+            line=place[1] if place else None,
+            function=place[2] if place else None,
             since=min((wait.since for wait in together if wait.since is not None), default=None),
         )
-        for (what, site), together in alike.items()
+        for (what, place), together in alike.items()
     )
+
+
+def _place(site: Frame | None) -> Place | None:
+    """Without the code there, which is not read of every stack."""
+    return None if site is None else (site.file, site.line, site.function)
 
 
 def _wait(evidence: Evidence, rank: Rank) -> Wait | None:
