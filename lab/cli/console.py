@@ -24,7 +24,8 @@ COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 LAST_LINES = 30
 """How much of a traceback the end of a run repeats."""
 TOLD = ("failed", "unknown")
-"""Kinds of findings that say no more than the end of the run itself, if they are about its rank."""
+"""Kinds of findings whose sentence says no more than the end of the run itself, if they are about
+its rank."""
 MOST_OTHERS = 8
 """How many other reasons of failure the end of a run tells of."""
 LEAST = 12
@@ -288,14 +289,16 @@ def print_verdict(verdict: "Verdict") -> None:
         say(f"lab: the last words of {node}:")
         for word in words[-LAST_LINES:]:
             say(f"  {word}")
-    if verdict.why is not None and (
-        verdict.why.kind not in TOLD
-        or {*verdict.why.ranks} - {first.rank, *verdict.others}
-        or (first.file is None and verdict.why.file is not None)  # where a signal met it
+    why = verdict.why
+    if why is not None and (
+        why.kind not in TOLD
+        or {*why.ranks} - {first.rank, *verdict.others}
+        or (first.file is None and why.file is not None)  # where a signal met it
+        or (why.kind == "failed" and (why.innocent or why.evidence))
     ):
         from lab.cli.findings import print_finding
 
-        print_finding(verdict.why, error)
+        print_finding(why, error)
     red, reset = ("\033[31m", "\033[0m") if colour else ("", "")
     end = verdict.summary if verdict.is_of_another else str(first)
     say(f"{red}lab: {end} (exit code {verdict.exit_code}){reset}")

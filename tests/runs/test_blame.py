@@ -1,9 +1,11 @@
 """Whom the end of a run is about: who did it, though another rank may have failed first."""
 
+from dataclasses import replace
+
 import pytest
 
 from lab.cli.console import print_verdict
-from lab.diagnose.finding import Finding
+from lab.diagnose.finding import Finding, Innocent
 from lab.runs.verdict import Failure, Verdict
 
 ABORTED = Failure(3, "node3", "signal", 134, last_lines=("what(): 8 vs 4",))
@@ -45,4 +47,21 @@ def test_the_last_line_is_about_who_did_it(capsys: pytest.CaptureFixture[str]) -
         "  what(): 8 vs 4",
         "lab: mismatched-collective: rank 0 called another",
         "lab: rank 0 called another; rank 3 failed as a consequence (exit code 134)",
+    ]
+
+
+def test_who_waited_innocently_is_told_of_a_plain_failure_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = Failure(1, "node1", "exit", 3)
+    why = Finding("failed", "error", "rank 1 ended with exit code 3", ranks=(1,))
+    print_verdict(Verdict("exit", 3, str(first), first).with_why(why))
+    end = "lab: rank 1 on node1: exited with code 3 (exit code 3)"
+    assert capsys.readouterr().err.splitlines() == [end]
+    waits = replace(why, innocent=(Innocent((0, 2), "wait in barrier #4"),))
+    print_verdict(Verdict("exit", 3, str(first), first).with_why(waits))
+    assert capsys.readouterr().err.splitlines() == [
+        "lab: failed: rank 1 ended with exit code 3",
+        "  innocent: ranks 0, 2 wait in barrier #4",
+        end,
     ]
