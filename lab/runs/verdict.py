@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from lab.diagnose.finding import Finding
-from lab.diagnose.words import signal_in_words
+from lab.diagnose.words import origin_in_words, signal_in_words
 from lab.node.protocol import Message
 from lab.node.victims import ABORTED, consequence
 from lab.node.words import shortened
@@ -110,7 +110,8 @@ class Failure:
 
     @property
     def _where(self) -> str:
-        return f" ({self.file}:{self.line})" if self.file else ""
+        place = f" ({self.file}:{self.line})" if self.file else ""
+        return f"{place}{origin_in_words(self.chain)}"
 
 
 @dataclass(frozen=True)
