@@ -208,7 +208,7 @@ class BatchRun:
             first = replace(verdict.first, last_lines=last)
             why = judge_failure(self.directory, self.topology, files.events, first)
             hint = hint_for(first, self._job)
-            verdict = replace(verdict, first=first, why=why, hint=hint)
+            verdict = replace(verdict, first=first, hint=hint).with_why(why)
         elif verdict.kind == "ok":
             shown = review_end(self.directory, self.topology, files.events)
             verdict = replace(verdict, why=shown)

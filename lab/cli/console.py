@@ -24,7 +24,8 @@ COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 LAST_LINES = 30
 """How much of a traceback the end of a run repeats."""
 TOLD = ("failed", "unknown")
-"""Kinds of findings that say no more than the end of the run itself, if they are about its rank."""
+"""Kinds of findings whose sentence says no more than the end of the run itself, if they are about
+its rank."""
 MOST_OTHERS = 8
 """How many other reasons of failure the end of a run tells of."""
 LEAST = 12
@@ -241,7 +242,7 @@ class JsonConsole:
 
 
 def print_verdict(verdict: "Verdict") -> None:
-    """The end of a run on stderr: what failed and how, the guilty rank's last words last."""
+    """The end of a run on stderr: what failed and how, and last who did it."""
     error = sys.stderr
     if verdict.kind == "ok":
         if verdict.why is not None:
@@ -265,8 +266,11 @@ def print_verdict(verdict: "Verdict") -> None:
     from lab.runs.verdict import ranks_in_words
 
     others = []
-    if verdict.victims:
-        others.append(f"{ranks_in_words(verdict.victims)} failed as a consequence")
+    victims = {*verdict.victims}
+    if verdict.is_of_another and verdict.why is not None:  # who did it may have failed later, too
+        victims = {*victims, first.rank} - {*verdict.why.ranks}
+    if victims:
+        others.append(f"{ranks_in_words(victims)} failed as a consequence")
     if verdict.others:
         others.append(f"{ranks_in_words(verdict.others)} failed too")
     if verdict.ended:
@@ -275,6 +279,8 @@ def print_verdict(verdict: "Verdict") -> None:
         say(f"lab: {'; '.join(others)}")
     for other in verdict.other_reasons[:MOST_OTHERS]:
         say(f"lab: for another reason failed {other}")
+    if verdict.is_of_another:
+        say(f"lab: the first consequence: {first}")
     colour = colours_wanted(error)
     words = first.traceback.rstrip().splitlines() if first.traceback else []
     words = words or list(first.last_lines)
@@ -283,16 +289,19 @@ def print_verdict(verdict: "Verdict") -> None:
         say(f"lab: the last words of {node}:")
         for word in words[-LAST_LINES:]:
             say(f"  {word}")
-    if verdict.why is not None and (
-        verdict.why.kind not in TOLD
-        or {*verdict.why.ranks} - {first.rank, *verdict.others}
-        or (first.file is None and verdict.why.file is not None)  # where a signal met it
+    why = verdict.why
+    if why is not None and (
+        why.kind not in TOLD
+        or {*why.ranks} - {first.rank, *verdict.others}
+        or (first.file is None and why.file is not None)  # where a signal met it
+        or (why.kind == "failed" and (why.innocent or why.evidence))
     ):
         from lab.cli.findings import print_finding
 
-        print_finding(verdict.why, error)
+        print_finding(why, error)
     red, reset = ("\033[31m", "\033[0m") if colour else ("", "")
-    say(f"{red}lab: {first} (exit code {verdict.exit_code}){reset}")
+    end = verdict.summary if verdict.is_of_another else str(first)
+    say(f"{red}lab: {end} (exit code {verdict.exit_code}){reset}")
     if verdict.hint:
         say(f"lab: {verdict.hint}")
 

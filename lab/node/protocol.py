@@ -42,8 +42,8 @@ exit       ``rank``, ``code`` (as a shell says it: 128 + n for signal n), ``sign
 state      ``rank``, ``id`` of the question, ``pid``, ``process`` (`lab.node.activity`), ``source``
            (probe, py-spy or null), ``probe``: what it said (`lab.rank.state`) or null, ``error``:
            why there is nothing, or why it had to be read from outside, or null. Unasked, from a
-           rank whose script raised, just after ``exception``, or has come to its end: ``probe``
-           alone
+           rank whose script raised, just after ``exception`` or ``context`` (with a ``chain``), or
+           has come to its end: ``probe`` alone
 probed     ``id``: all have answered; ``port``, which other nodes may try; ``peers``: what came of
            trying theirs (ok, refused, timeout or another word), by node; ``master``: ``address``
            (where the ranks say that they meet, else the one asked for), ``resolves`` (what its name
@@ -55,8 +55,11 @@ error      ``message``: the agent cannot do its job; ``bye`` follows
 bye        ``max_rss`` (KiB): all ranks have ended and nothing that they started is left
 =========  ================================================================================
 
-A ``chain`` is a list of ``{"kind": ..., "message": ...}``: an exception (in a ``context``:
-SystemExit) and those that it was raised from or while handling, the last raised first; at most ten.
+A ``chain`` is a list of at most ten: an exception (in a ``context``: SystemExit) and those that it
+was raised from or while handling, the last raised first. Each is ``kind``, ``message``, ``file``
+and ``line`` (the innermost of the user's own code, or null) and ``how`` the one that is told before
+it came of it: `cause` (`raise ... from error`), `context` (while it was handled), `hidden` (with
+`from None`, which a traceback leaves out), or null for the first.
 """
 
 import json

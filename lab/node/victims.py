@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 ABORTED = 134
 """How a rank ends that gloo ends (SIGABRT): perhaps because of what another rank has sent."""
@@ -39,7 +40,7 @@ VICTIM_SIGNS = (
 _LINE_OF_TRACEBACK = re.compile(r"^(?:[\w.]+\.)?(\w+): (.+)$", re.MULTILINE)
 
 
-def consequence(chain: Sequence[Mapping[str, str]]) -> int:
+def consequence(chain: Sequence[Mapping[str, Any]]) -> int:
     """How much an exception looks like what happens to a rank when another one has failed.
 
     0: not at all. 2: that is how it began. 1: that came while it handled something else, which may
@@ -49,10 +50,16 @@ def consequence(chain: Sequence[Mapping[str, str]]) -> int:
     Args:
         chain: the exception and those before it, the last raised first (see `lab.node.protocol`).
     """
-    signs = [_tells_of_lost_peer(link["kind"], link["message"]) for link in chain]
-    if not any(signs):
+    lost = lost_peer(chain)
+    if lost is None:
         return 0
-    return 2 if signs[-1] else 1
+    return 2 if lost is chain[-1] else 1
+
+
+def lost_peer(chain: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The exception of a chain that tells of another rank's end: of several the first raised."""
+    telling = (one for one in reversed(chain) if _tells_of_lost_peer(one["kind"], one["message"]))
+    return next(telling, None)
 
 
 def _tells_of_lost_peer(kind: str, message: str) -> bool:

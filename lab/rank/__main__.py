@@ -71,19 +71,27 @@ def _report_exception(
         **described(error, trace, START_FOLDER),
         traceback="".join(traceback.format_exception(type(error), error, trace))[-20_000:],
     )
+    _report_state(events, trace)
+
+
+def _report_exit(events: Events, end: SystemExit) -> None:
+    trace = _without_own_frames(end.__traceback__)
+    told = described(end, trace, START_FOLDER)
+    chain = told["chain"] if len(told["chain"]) > 1 else []
+    if told["file"] is not None or chain:
+        events.send(type="context", file=told["file"], line=told["line"], chain=chain)
+    if chain:
+        _report_state(events, trace)
+
+
+def _report_state(events: Events, trace: types.TracebackType | None) -> None:
+    """Say what this rank did when it raised: nobody can ask it any more."""
     with contextlib.suppress(
         Exception
     ):  # the script's own objects are looked at, and may do anything
         from _lab_rank.state import state  # type: ignore[import-not-found]  # as above
 
         events.send(type="state", probe=state(START_FOLDER, trace))
-
-
-def _report_exit(events: Events, end: SystemExit) -> None:
-    told = described(end, _without_own_frames(end.__traceback__), START_FOLDER)
-    chain = told["chain"] if len(told["chain"]) > 1 else []
-    if told["file"] is not None or chain:
-        events.send(type="context", file=told["file"], line=told["line"], chain=chain)
 
 
 def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:

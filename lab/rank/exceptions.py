@@ -75,7 +75,7 @@ def described(
         `caught`: the process or thread in which torch caught it first, as torch calls that, or null
         where it was raised in this thread. Kind, message and place are then those of the original.
     """
-    frames = [(one.filename, one.lineno) for one in traceback.extract_tb(trace)]
+    frames = _frames(trace)
     own = [frame for frame in frames if is_users(frame[0])]
     place = (own or frames)[-1] if frames else None
     kind, message, caught = type(error).__name__, words(error), None
@@ -83,14 +83,19 @@ def described(
     if original is not None:
         kind, message, caught, own = original
         place = own[-1] if own else place
-    return {
-        "kind": kind,
-        "message": message[:LONGEST_MESSAGE],
-        "file": None if place is None else shown(place[0], start_folder),
-        "line": None if place is None else place[1],
-        "chain": [{"kind": kind, "message": message[:CHAIN_MESSAGE]}, *chain(error, words)[1:]],
-        "caught": caught,
-    }
+    told = {"kind": kind, "message": message[:LONGEST_MESSAGE], **_told(place, start_folder)}
+    first = {**told, "message": message[:CHAIN_MESSAGE], "how": None}
+    return {**told, "chain": [first, *_before(error, start_folder, words)], "caught": caught}
+
+
+def _frames(trace: TracebackType | None) -> list[Place]:
+    """File and line of each, the innermost last."""
+    return [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace)]
+
+
+def _told(place: Place | None, start_folder: str) -> Told:
+    file, line = place or (None, None)
+    return {"file": None if file is None else shown(file, start_folder), "line": line}
 
 
 def _original(message: str) -> tuple[str, str, str, list[Place]] | None:
@@ -108,17 +113,28 @@ def _original(message: str) -> tuple[str, str, str, list[Place]] | None:
     return kind, last[words.end() :].rstrip("\n"), where, own
 
 
-def chain(
-    error: BaseException, words: Callable[[BaseException], str] = _text
-) -> list[dict[str, str]]:
-    """The exception and those before it, as a traceback has them, the last raised first."""
-    links: dict[int, BaseException] = {}  # by identity: users may have an `__eq__`
-    link: BaseException | None = error
-    while link is not None and id(link) not in links and len(links) < CHAIN_LIMIT:
-        links[id(link)] = link
-        # `raise ... from None` has neither.
-        link = link.__cause__ if link.__suppress_context__ else link.__context__
-    return [
-        {"kind": type(one).__name__, "message": words(one)[:CHAIN_MESSAGE]}
-        for one in links.values()
-    ]
+def _before(
+    error: BaseException, start_folder: str, words: Callable[[BaseException], str]
+) -> list[Told]:
+    """Those that an exception was raised from or while handling, the last raised first.
+
+    What `raise ... from None` hides is among them: it is hidden from who reads a traceback, and
+    tells all the same that a rank has failed since it had lost its peer.
+    """
+    told: list[Told] = []
+    seen = {id(error)}  # by identity: users may have an `__eq__`
+    while len(seen) < CHAIN_LIMIT:
+        how = "cause"
+        before = error.__cause__
+        if before is None:
+            how = "hidden" if error.__suppress_context__ else "context"
+            before = error.__context__
+        if before is None or id(before) in seen:
+            break
+        seen.add(id(before))
+        own = [frame for frame in _frames(before.__traceback__) if is_users(frame[0])]
+        place = _told(own[-1] if own else None, start_folder)
+        message = words(before)[:CHAIN_MESSAGE]
+        told.append({"kind": type(before).__name__, "message": message, **place, "how": how})
+        error = before
+    return told

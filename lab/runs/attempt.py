@@ -348,9 +348,8 @@ class Attempt:
             others=others,
             other_reasons=self._failures.other_reasons,
             ended=tuple(sorted(self._ended - failed)) if kind != "interrupted" else (),
-            why=self._inquiry.review() if kind == "ok" else self._inquiry.conclude(first),
             hint=None if first is None else hint_for_victim(first, self._ended_well, self._ended),
             silent=self._silent,
             seconds=round(time.monotonic() - self._started_at, 3),
             max_rss_kib={**rss, "controller": peak_memory_kib()},
-        )
+        ).with_why(self._inquiry.review() if kind == "ok" else self._inquiry.conclude(first))

@@ -32,7 +32,7 @@ class RankRecord:
     last_words: Message | None = None
     """What it said of itself as its script raised."""
     exception: Message | None = None
-    """What its script raised."""
+    """What its script raised: a SystemExit only where it handled another exception meanwhile."""
     pulses: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=PULSES))
 
     def beat(self, message: Message, asked: float) -> None:
@@ -140,6 +140,8 @@ class Record:
             known.last_words = known.last_words or message  # the first: see `lab.node.pipes`
         elif message["type"] == "exception":
             known.exception = message
+        elif message["type"] == "context" and message["chain"]:
+            known.exception = {**message, **message["chain"][0]}
 
     def on_output(self, rank: int) -> None:
         """A rank wrote."""

@@ -39,7 +39,10 @@ class Failures:
             line=message["line"],
             traceback=message["traceback"],
             # The chain's messages are cut sooner.
-            chain=({"kind": message["kind"], "message": message["message"]}, *message["chain"][1:]),
+            chain=(
+                {**message["chain"][0], "message": message["message"]},
+                *message["chain"][1:],
+            ),
         )
         self._add(failure, EXIT_PATIENCE)
 

@@ -168,19 +168,20 @@ def _missing_module(name: str, job: Job) -> str:
             f"{own[0]} is there, but Python looks beside the script: "
             f"run it as a module (-m), or add --env PYTHONPATH={folder}"
         )
-    package = package_of(name)
+    known = package_of(name)
+    package = known or top.replace("_", "-")
     file = shlex.quote(str(job.requirements or _NEW_FILE))
     return (
-        f"the module {name} is in the package {package}: "
+        f"the module {name} is {'in' if known else 'perhaps in'} the package {package}: "
         f"echo {package} >> {file}; lab run --requirements {file} ..."
     )
 
 
-def package_of(module: str) -> str:
-    """The package that most likely has a module: by our table, else as installed here."""
+def package_of(module: str) -> str | None:
+    """The package that has a module: by our table, else as installed here; None: nobody knows."""
     top = module.partition(".")[0]
     known = PACKAGES.get(module) or PACKAGES.get(top)
     if known is not None:
         return known
     installed = metadata.packages_distributions().get(top, ())
-    return installed[0] if len(installed) == 1 else top.replace("_", "-")
+    return installed[0] if len(installed) == 1 else None

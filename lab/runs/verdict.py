@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from lab.diagnose.finding import Finding
-from lab.diagnose.words import signal_in_words
+from lab.diagnose.words import origin_in_words, signal_in_words
 from lab.node.protocol import Message
 from lab.node.victims import ABORTED, consequence
 from lab.node.words import shortened
@@ -15,6 +15,9 @@ SCHEMA = 2
 """Of verdict.json; docs/verdict.md describes it."""
 SPAWN_EXCEPTION = "ProcessRaisedException"
 """What torch.multiprocessing.spawn raises; its message ends with its child's own exception."""
+
+NO_VERDICT = ("slow", "unknown")
+"""Kinds of findings that blame nobody."""
 
 Kind = Literal[
     "ok",
@@ -47,9 +50,9 @@ class Failure:
     file: str | None = None
     line: int | None = None
     traceback: str | None = None
-    chain: tuple[Mapping[str, str], ...] = ()
-    """`kind` and `message` of the exception, or of the SystemExit that it became, and of those
-    that it was raised from or while handling; the last raised first."""
+    chain: tuple[Mapping[str, Any], ...] = ()
+    """The exception, or the SystemExit that it became, and those that it was raised from or while
+    handling, the last raised first: see `lab.node.protocol`."""
     last_lines: tuple[str, ...] = ()
     """The end of what the rank wrote: see `lab.runs.last_lines`."""
     oom_limit: int | None = None
@@ -107,7 +110,8 @@ class Failure:
 
     @property
     def _where(self) -> str:
-        return f" ({self.file}:{self.line})" if self.file else ""
+        place = f" ({self.file}:{self.line})" if self.file else ""
+        return f"{place}{origin_in_words(self.chain)}"
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,22 @@ class Verdict:
     """From the start of the ranks to the end of the last."""
     max_rss_kib: dict[str, int] = field(default_factory=dict)
     """Peak memory of the controller and of each node's agent, in KiB."""
+
+    @property
+    def is_of_another(self) -> bool:
+        """Whether another rank did it than the one that failed first: `why` names it."""
+        why = self.why
+        if self.first is None or why is None or why.kind in NO_VERDICT:
+            return False
+        return bool(why.ranks) and self.first.rank not in why.ranks
+
+    def with_why(self, why: Finding | None) -> "Verdict":
+        """With why it failed: then the summary is about who did it, and no hint need wonder."""
+        told = replace(self, why=why)
+        if why is None or self.first is None or not told.is_of_another:
+            return told
+        consequence = f"rank {self.first.rank} failed as a consequence"
+        return replace(told, summary=f"{why.summary}; {consequence}", hint=None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, with the schema's version."""

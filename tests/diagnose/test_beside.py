@@ -1,5 +1,10 @@
 """What the judge tells beside its first finding: other ranks' troubles, which are their own."""
 
+from typing import Any
+
+import pytest
+
+from lab.diagnose.finding import Finding
 from lab.diagnose.why import diagnose
 from tests.diagnose.seen import C10D, Json, call, evidence, frames, rank
 
@@ -78,8 +83,39 @@ def test_who_handles_another_exception() -> None:
     )
 
 
+def ends(waited: float, **failure: Any) -> Finding:
+    """Rank 1 fails, and rank 0 has waited for rank 2 for so many seconds."""
+    waits = rank([*STEP[:3], call(4, ago=waited)], waits=True)
+    late = rank(STEP[:3], stack=frames(30, code="time.sleep(9)"))
+    told = {"rank": 1, "node": "node1", "kind": "exit", "exit_code": 3, **failure}
+    ended = rank(ended={"code": told["exit_code"], "signal": None})
+    return diagnose(evidence([waits, ended, late], because="failure", failure=told))
+
+
 def test_who_computes_while_another_one_fails_has_no_trouble() -> None:
-    failure = {"rank": 1, "node": "node1", "kind": "exit", "exit_code": 3}
-    late = rank(STEP[:3], stack=frames(30))
-    found = diagnose(evidence([waiting(), rank(), late], because="failure", failure=failure))
-    assert (found.kind, found.evidence) == ("failed", ())
+    found = ends(0.5)
+    assert (found.kind, found.ranks, found.evidence) == ("failed", (1,), ())
+
+
+@pytest.mark.parametrize("end", [{}, {"kind": "signal", "exit_code": 137}])
+def test_for_whom_all_had_waited_is_told_of_a_rank_that_ends_without_a_word(end: Json) -> None:
+    found = ends(3.0, **end)
+    assert (found.kind, found.ranks) == ("failed", (1,))
+    assert [one.ranks for one in found.innocent] == [(0,)]
+    assert found.evidence == (
+        "when rank 1 ended, rank 0 had waited for 3 s in all_reduce #4 [4] float32 of the "
+        "default group for rank 2, which is at train.py:30 (main): `time.sleep(9)`, using no "
+        "processor time",
+    )
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        {"file": "train.py", "line": 3},
+        {"kind": "exception", "exception": "ValueError", "message": "no", "file": "train.py"},
+        {"kind": "signal", "exit_code": 137, "oom_limit": 1 << 30},
+    ],
+)
+def test_who_says_why_it_ends_had_no_need_of_others_for_it(end: Json) -> None:
+    assert ends(3.0, **end).evidence == ()

@@ -555,6 +555,23 @@ def test_all_that_join_and_nobody_missing_is_unknown() -> None:
     assert diagnose(evidence([joins(0, 2), joins(1, 2)])).kind == "unknown"
 
 
+def test_each_number_that_is_taken_twice_is_told_and_who_has_it_by_right_is_innocent() -> None:
+    found = diagnose(evidence([joins(n % 2, 4) for n in range(4)]))
+    assert named(found) == ("rendezvous", (2, 3), 5)
+    assert found.summary == (
+        "rank 2 (node2, local 0) joins as rank 0, as rank 0 itself does; "
+        "rank 3 (node3, local 0) joins as rank 1, as rank 1 itself does: "
+        "the world of 4 is never complete"
+    )
+    assert [one.ranks for one in found.innocent] == [(0, 1)]
+    two = [rank(stack=frames(3)), joins(3, 4), joins(3, 4), rank(stack=frames(3))]
+    assert diagnose(evidence(two)).summary == (
+        "ranks 1, 2 (node1, node2) join as rank 3: the world of 4 is never complete"
+    )
+    local = [joins(n % 8, 16) for n in range(16)]
+    assert "; and so on, 8 numbers in all: the world" in diagnose(evidence(local)).summary
+
+
 # Failures
 
 

@@ -51,7 +51,7 @@ def events_of(folder: Path, source: str) -> tuple[int, list[dict[str, Any]], str
         ("raise RuntimeError('x')", ["RuntimeError: x", "ConnectionError: peer closed"]),
         ("raise RuntimeError('x') from error", ["RuntimeError: x", "ConnectionError: peer closed"]),
         ("raise RuntimeError('x') from OSError('y')", ["RuntimeError: x", "OSError: y"]),
-        ("raise RuntimeError('x') from None", ["RuntimeError: x"]),
+        ("raise RuntimeError('x') from None", ["RuntimeError: x", "ConnectionError: peer closed"]),
         ("raise", ["ConnectionError: peer closed"]),
         ("loop()", ["KeyError: 'one'", "KeyError: 'two'"]),
         ("raise Mute", ["Mute: <exception str() failed>", "ConnectionError: peer closed"]),
@@ -67,6 +67,22 @@ def test_an_exception_comes_with_those_before_it(
     assert event["file"] == "script.py"
     assert event["line"] > 0
     assert str(BOOTSTRAP) not in stderr
+
+
+@pytest.mark.parametrize(
+    ("statement", "how"),
+    [
+        ("raise RuntimeError('x')", "context"),
+        ("raise RuntimeError('x') from error", "cause"),
+        ("raise RuntimeError('x') from None", "hidden"),
+    ],
+)
+def test_the_one_before_comes_with_its_place_and_how_it_became_the_other(
+    tmp_path: Path, statement: str, how: str
+) -> None:
+    _, (event,), _ = events_of(tmp_path, RAISE.format(statement=statement))
+    told = [(link["file"], link["line"], link["how"]) for link in event["chain"]]
+    assert told == [("script.py", 13, None), ("script.py", 11, how)]
 
 
 LOADER = """
@@ -106,7 +122,8 @@ def test_what_a_loaders_worker_raised_is_told_as_it_was_raised(
     assert (event["kind"], event["file"], event["line"]) == (kind, "script.py", line), stderr
     assert event["message"].startswith(message)
     assert "Traceback" not in event["message"]
-    assert event["chain"][0] == {"kind": kind, "message": event["message"]}
+    first = {name: event[name] for name in ("kind", "message", "file", "line")}
+    assert event["chain"][0] == {**first, "how": None}
     assert event["caught"] == "DataLoader worker process 0"
     assert "in DataLoader worker process 0" in event["traceback"]
 
@@ -120,9 +137,10 @@ def test_a_code_chosen_while_an_exception_is_handled_comes_with_it(
 ) -> None:
     returned, events, _ = events_of(tmp_path, RAISE.format(statement=f"sys.exit({code})"))
     assert returned == ends
+    at = {"file": "script.py"}
     chain = [
-        {"kind": "SystemExit", "message": message},
-        {"kind": "ConnectionError", "message": "peer closed"},
+        {"kind": "SystemExit", "message": message, **at, "line": 13, "how": None},
+        {"kind": "ConnectionError", "message": "peer closed", **at, "line": 11, "how": "context"},
     ]
     event = {"type": "context", "file": "script.py", "line": 13, "chain": chain}
     assert events == ([] if message is None else [event])

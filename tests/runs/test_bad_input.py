@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.runs.hints import hint_for
+from lab.runs.hints import hint_for, package_of
 from lab.runs.job import Job
 from lab.runs.verdict import Failure
 from tests.conftest import Lab
@@ -28,7 +28,7 @@ def test_a_missing_module_is_named_with_its_package(lab: Lab) -> None:
     last = last_line(lab, "import definitely_not_there.sub")
     assert "the module definitely_not_there.sub" not in last
     assert last.endswith(
-        "the module definitely_not_there is in the package definitely-not-there: "
+        "the module definitely_not_there is perhaps in the package definitely-not-there: "
         "echo definitely-not-there >> requirements.txt; "
         "lab run --requirements requirements.txt ..."
     )
@@ -235,3 +235,13 @@ if sys.platform == "linux" and os.geteuid() == 0:  # only root may mount
         assert done.returncode == 1
         assert "No space left on device; free some space" in done.stderr
         assert [path.name for path in (lab.cwd / "runs").iterdir()] == ["full"]
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [("yaml", "PyYAML"), ("PIL.Image", "pillow"), ("rich", "rich"), ("not_there_at_all", None)],
+)
+def test_a_package_is_known_by_our_table_or_since_it_is_installed_here(
+    module: str, package: str | None
+) -> None:
+    assert package_of(module) == package

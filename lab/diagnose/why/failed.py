@@ -9,7 +9,12 @@ from lab.diagnose.why.evidence import Evidence, Json
 from lab.diagnose.why.unused import UNUSED_CURE
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import raised_in_words, who
-from lab.diagnose.words import place_in_words, ranks_in_words, signal_in_words
+from lab.diagnose.words import (
+    origin_in_words,
+    place_in_words,
+    ranks_in_words,
+    signal_in_words,
+)
 from lab.node.victims import ABORTED, consequence
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
@@ -69,7 +74,8 @@ def _failed(
     return Finding(
         "failed",
         "error",
-        f"{who(ranks, evidence)} {_what(failure)}{f' ({place})' if place else ''}",
+        f"{who(ranks, evidence)} {_what(failure)}{f' ({place})' if place else ''}"
+        f"{origin_in_words(failure.get('chain') or ())}",
         ranks=ranks,
         nodes=evidence.nodes_of(ranks),
         file=file,

@@ -8,7 +8,7 @@ from lab.diagnose.why.evidence import Evidence, Rank
 from lab.diagnose.why.progress import JUST_NOW
 from lab.diagnose.why.telling import at, does, seen
 from lab.diagnose.why.unused import UNUSED_CURE, unused_by
-from lab.diagnose.why.waits import LEAVING, Wait, innocents, roots
+from lab.diagnose.why.waits import LEAVING, Wait, innocents, may_wait, roots
 from lab.diagnose.why.wording import site_in_words, who
 from lab.diagnose.words import ranks_in_words
 
@@ -96,6 +96,8 @@ def judge_loading(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | No
 
 def _reason(evidence: Evidence, rank: Rank, waits: Mapping[int, Wait]) -> WhyKind:
     if rank.ended is not None:
+        if rank.exception is not None and may_wait(rank):
+            return "unknown"  # it has lost a peer, for whichever it waited
         return "failed" if rank.ended["code"] else "ended-early"
     activity = activity_of(rank)
     doing = activity.doing

@@ -13,6 +13,8 @@ from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import who
 from lab.diagnose.words import ranks_in_words
 
+MOST_CLAIMS = 4
+"""How many numbers are told of that several ranks claim."""
 WORLD_SIZE = "take the world size from the environment (WORLD_SIZE), which the launcher sets"
 SHARED_FILE = (
     "give all ranks the same file, on a disk that all nodes share, and one that no earlier run has "
@@ -181,20 +183,28 @@ def _too_small(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding |
 
 def _twice(evidence: Evidence, joining: Mapping[int, Activity]) -> Finding | None:
     """Ranks that join under the number of another."""
-    claimed = {n: one.arguments.get("rank") for n, one in joining.items()}
+    claimed = {
+        n: claim
+        for n, one in joining.items()
+        if isinstance(claim := one.arguments.get("rank"), int)
+    }
     count = Counter(claimed.values())
-    wrong = tuple(
-        sorted(n for n, claim in claimed.items() if claim not in (None, n) and count[claim] > 1)
-    )
+    wrong = tuple(sorted(n for n, claim in claimed.items() if claim != n and count[claim] > 1))
     if not wrong:
         return None
-    number = claimed[wrong[0]]
-    same = sorted(n for n, claim in claimed.items() if claim == number)
+    told = []
+    for number in sorted({claimed[n] for n in wrong}):
+        ranks = [n for n in wrong if claimed[n] == number]
+        itself = f", as rank {number} itself does" if claimed.get(number) == number else ""
+        told.append(
+            f"{who(ranks, evidence)} join{'s' * (len(ranks) == 1)} as rank {number}{itself}"
+        )
+    more = f"; and so on, {len(told)} numbers in all" if len(told) > MOST_CLAIMS else ""
     return misplaced(
         evidence,
         joining,
         wrong,
-        f"{ranks_in_words(same)} all join as rank {number}, so that the world of "
-        f"{size_of(joining[wrong[0]])} is never complete",
+        f"{'; '.join(told[:MOST_CLAIMS])}{more}: "
+        f"the world of {size_of(joining[wrong[0]])} is never complete",
         "take the rank from what is set for each process (RANK; SLURM_PROCID inside srun)",
     )

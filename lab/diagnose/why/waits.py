@@ -8,10 +8,12 @@ from lab.diagnose.why.activity import Activity, Doing, activity_of
 from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey, Rank
 from lab.diagnose.why.wording import call_in_words, group_in_words
 from lab.diagnose.words import ranks_in_words
-from lab.node.victims import consequence
+from lab.node.victims import consequence, lost_peer
 from lab.rank.frames import is_installed
 
 LEAVING = "destroy_process_group"
+Place = tuple[str, int | None, str]
+"""File, line and function."""
 
 
 @dataclass(frozen=True)
@@ -40,21 +42,26 @@ def waits_of(evidence: Evidence) -> dict[int, Wait]:
 
 def innocents(waits: Mapping[int, Wait], guilty: Collection[int]) -> tuple[Innocent, ...]:
     """Those who only wait: together, where they wait in the same call at the same line."""
-    alike: dict[tuple[str, Frame | None], list[Wait]] = {}
+    alike: dict[tuple[str, Place | None], list[Wait]] = {}
     for number, wait in sorted(waits.items()):
         if number not in guilty:
-            alike.setdefault((wait.what, wait.site), []).append(wait)
+            alike.setdefault((wait.what, _place(wait.site)), []).append(wait)
     return tuple(
         Innocent(
             ranks=tuple(wait.rank for wait in together),
             what=f"wait{'s' * (len(together) == 1)} in {what}",
-            file=site.file if site else None,
-            line=site.line if site else None,
-            function=site.function if site else None,
+            file=place[0] if place else None,
+            line=place[1] if place else None,
+            function=place[2] if place else None,
             since=min((wait.since for wait in together if wait.since is not None), default=None),
         )
-        for (what, site), together in alike.items()
+        for (what, place), together in alike.items()
     )
+
+
+def _place(site: Frame | None) -> Place | None:
+    """Without the code there, which is not read of every stack."""
+    return None if site is None else (site.file, site.line, site.function)
 
 
 def _wait(evidence: Evidence, rank: Rank) -> Wait | None:
@@ -63,14 +70,17 @@ def _wait(evidence: Evidence, rank: Rank) -> Wait | None:
     Of a rank that has failed the stack is that of its exception: where it waited until its peer
     had gone.
     """
-    if rank.is_stopped or rank.is_gone or not _is_victim(rank):
+    if rank.is_stopped or rank.is_gone or not may_wait(rank):
         return None
     activity = activity_of(rank)
     if activity.doing is Doing.RENDEZVOUS:
         return Wait(rank.number, "init_process_group", _not_joining(evidence), activity.site)
+    lost = _call_that_raised(rank)
+    if lost is not None:
+        return _in_collective(evidence, rank, lost, lost.site)
     call = _call_in_progress(rank, activity)
     if call is not None:
-        return _in_collective(evidence, rank, call, activity)
+        return _in_collective(evidence, rank, call, activity.site or call.site)
     # Who is busy there computes; and nobody waits in order to leave.
     in_call = activity.doing is Doing.COMMUNICATION and activity.function != LEAVING
     if in_call and rank.groups and not rank.is_busy:
@@ -80,11 +90,24 @@ def _wait(evidence: Evidence, rank: Rank) -> Wait | None:
     return None
 
 
-def _is_victim(rank: Rank) -> bool:
+def may_wait(rank: Rank) -> bool:
     """Whether it is alive, or ended as a rank does whose peer has gone."""
     if rank.exception is not None:
         return consequence(rank.exception.get("chain") or ()) > 0
     return True
+
+
+def _call_that_raised(rank: Rank) -> Collective | None:
+    """The collective in which a rank has lost its peer, where it has raised something else since.
+
+    Its stack is that of the last exception then, and shows another line.
+    """
+    lost = lost_peer((rank.exception or {}).get("chain") or ())
+    last = rank.collectives[-1] if rank.collectives else None
+    if lost is None or last is None or last.site is None:
+        return None
+    place = lost.get("file"), lost.get("line")
+    return last if place == (last.site.file, last.site.line) else None
 
 
 def _call_in_progress(rank: Rank, activity: Activity) -> Collective | None:
@@ -126,7 +149,7 @@ def _not_joining(evidence: Evidence) -> frozenset[int]:
     )
 
 
-def _in_collective(evidence: Evidence, rank: Rank, call: Collective, activity: Activity) -> Wait:
+def _in_collective(evidence: Evidence, rank: Rank, call: Collective, site: Frame | None) -> Wait:
     absent = {
         member
         for member in call.group[1]
@@ -136,7 +159,7 @@ def _in_collective(evidence: Evidence, rank: Rank, call: Collective, activity: A
         rank.number,
         call_in_words(call, evidence),
         frozenset(absent),
-        activity.site or call.site,
+        site,
         call.time,
         call,
         call.group,

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey, Json
-from lab.diagnose.words import place_in_words, ranks_in_words
+from lab.diagnose.words import origin_in_words, place_in_words, ranks_in_words
 from lab.node.words import shortened
 
 DEFAULT_GROUP = "0"
@@ -72,4 +72,4 @@ def exception_in_words(exception: Json) -> str:
     """The same with its place: `raised ValueError: sample 7 is no number (train.py:9)`."""
     place = place_in_words(exception["file"], exception["line"])
     words = raised_in_words(exception["kind"], exception["message"])
-    return words + (f" ({place})" if place else "")
+    return words + (f" ({place})" if place else "") + origin_in_words(exception.get("chain") or ())
