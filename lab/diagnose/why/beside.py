@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lab.diagnose.finding import Finding
+from lab.diagnose.why.chains import roots
 from lab.diagnose.why.evidence import Evidence, Json, Rank
 from lab.diagnose.why.handling import handled_alone, reason_of
 from lab.diagnose.why.telling import seen
-from lab.diagnose.why.waits import Wait, roots
+from lab.diagnose.why.waits import Wait
 from lab.diagnose.why.wording import exception_in_words, who
 from lab.node.victims import consequence
 

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 
 from lab.diagnose.finding import Finding, WhyKind
 from lab.diagnose.why.activity import Doing, activity_of
+from lab.diagnose.why.chains import roots
 from lab.diagnose.why.evidence import Evidence, Rank
 from lab.diagnose.why.progress import JUST_NOW
 from lab.diagnose.why.telling import at, does, seen
 from lab.diagnose.why.unused import UNUSED_CURE, unused_by
-from lab.diagnose.why.waits import LEAVING, Wait, innocents, roots
+from lab.diagnose.why.waits import LEAVING, Wait, innocents
 from lab.diagnose.why.wording import site_in_words, who
 from lab.diagnose.words import ranks_in_words
 
