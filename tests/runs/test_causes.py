@@ -200,7 +200,7 @@ def test_a_cause_that_is_too_slow_to_be_told_is_not_made_up(lab: Lab) -> None:
     done = lab("run", "-t", "pair", "--on", "local", script)
     told = verdict(lab)
     assert (told["first"]["rank"], told["ended"]) == (0, [1])
-    assert "rank 1 may have been about to" in told["hint"]
+    assert "rank 1 still ran then" in told["hint"]
     # What it handles meanwhile is known all the same.
     assert (told["why"]["kind"], told["why"]["ranks"]) == ("failed", [1])
     assert (told["why"]["file"], told["why"]["line"]) == ("script.py", 20)

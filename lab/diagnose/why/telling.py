@@ -21,8 +21,11 @@ VERBS = {
 }
 
 
-def does(rank: Rank, activity: Activity) -> str:
-    """`saves a checkpoint in save() at train.py:9 (main): `torch.save(state, path)``."""
+def does(rank: Rank, activity: Activity, idle: str = "is") -> str:
+    """`saves a checkpoint in save() at train.py:9 (main): `torch.save(state, path)``.
+
+    `idle`: the verb for who is in a line of its own, and computes nothing.
+    """
     if rank.ended is not None:
         return f"has ended (exit code {rank.ended['code']})"
     place = site_in_words(activity.site, activity.function)
@@ -33,7 +36,8 @@ def does(rank: Rank, activity: Activity) -> str:
         return f"{VERBS[activity.doing]} ({', '.join(rank.other_threads[:4])})"
     if activity.doing is Doing.ELSE:
         use = ", busy" if rank.is_busy else ", using no processor time" if rank.is_idle else ""
-        return f"is{place or ' in no line of the script'}{code}{use}"
+        verb = idle if place and rank.is_idle and not rank.is_busy else VERBS[activity.doing]
+        return f"{verb}{place or ' in no line of the script'}{code}{use}"
     return f"{VERBS[activity.doing]}{place}{code}"
 
 
