@@ -21,9 +21,9 @@ def test_who_is_past_the_line_at_which_most_wait_is_told_of_and_not_innocent() -
     found = diagnose(evidence([elsewhere(), past(), elsewhere(), elsewhere()]))
     assert (found.kind, found.ranks, found.line, found.innocent) == ("unknown", (), 20, ())
     assert found.summary.startswith(
-        "rank 1 (node1, local 0) is past where ranks 0, 2, 3 are at train.py:20 (main), and waits "
-        "for them in all_reduce #4"
+        "rank 1 (node1, local 0) is past where ranks 0, 2, 3 are (rank 0 waits at train.py:20 "
     )
+    assert "and waits for them in all_reduce #4" in found.summary
     assert len(found.evidence) == 4
 
 
@@ -58,3 +58,21 @@ def test_where_a_time_out_has_ended_it_the_cure_speaks_of_it() -> None:
     assert (found.kind, found.ranks) == ("busy-alone", (1,))
     assert "the time-out of the process group, which has ended this" in (found.cure or "")
     assert "has ended this" not in (diagnose(evidence(ranks)).cure or "")
+
+
+def asks(function: str, *keys: str) -> Json:
+    asking = rank(STEP[:3], stack=frames(8, code=f"store.{function}(key)"))
+    asking["threads"][0]["store"] = {"function": function, "keys": list(keys)}
+    return asking
+
+
+def test_the_key_of_a_store_that_a_rank_waits_for_is_told() -> None:
+    """Anybody may have to set it."""
+    found = diagnose(evidence([past(), asks("get", "Seed"), past()]))
+    assert (found.kind, found.ranks, found.line) == ("busy-alone", (1,), 8)
+    assert "it waits in store.get() for the key 'Seed' at train.py:8 (main)" in found.summary
+    assert found.innocent == ()
+    assert "which rank sets this key" in (found.cure or "")
+    found = diagnose(evidence([past(), asks("wait", "a", "b"), asks("wait", "a", "b")]))
+    assert (found.kind, found.ranks) == ("unknown", ())
+    assert "rank 1 waits in store.wait() for the keys 'a', 'b' at train.py:8" in found.summary

@@ -116,6 +116,8 @@ class Rank:
     """What its script raised: `file`, `line` and `chain`, as `lab.node.protocol` has it."""
     handles: Json | None
     """The same of what the thread of `frames` has raised, and handles where it is."""
+    store: Json | None
+    """`function` and `keys`, where that thread waits for keys of a store."""
 
     @cached_property
     def called(self) -> dict[GroupKey, dict[int, Collective]]:

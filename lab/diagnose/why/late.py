@@ -37,6 +37,11 @@ BLOCKED_CURE = (
     "it ever comes; let the others not wait in a collective meanwhile"
 )
 """Where a rank computes nothing while the others wait for it."""
+KEY_CURE = (
+    "see which rank sets this key, under this very name, and whether it comes to that: one that "
+    "waits in a collective meanwhile does not"
+)
+"""Where a rank waits for a key of a store."""
 ENDLESS_CURE = "see whether this ever ends (a loop may not); if it does, "
 """Before the usual one, where a rank computes in a line of its own."""
 TIME_OUT_CURE = (
@@ -44,6 +49,8 @@ TIME_OUT_CURE = (
     "short for it (init_process_group and new_group take timeout)"
 )
 
+OWN = (Doing.ELSE, Doing.STORE)
+"""What goes on in lines of a script that are no collective."""
 MAY_WAIT = (Doing.COMMUNICATION, Doing.BACKWARD, Doing.HANDLE)
 """Where a rank may wait like the others: a stack read from outside does not tell in which call."""
 
@@ -66,6 +73,8 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
         what = "have ended" if all_ended else f"are late: rank {first.number} {what}"
     names = unused_by(first, evidence) if kind == "unused-parameter" else ()
     without = f"; no gradient: {', '.join(names)}" if names else ""
+    # Anybody may have to set a key.
+    no_innocents = kind == "busy-alone" and activity.doing is Doing.STORE
     are_most = kind == "busy-alone" and _are_most(evidence, ranks, waits)
     if are_most and not first.is_busy:
         return _who_waits_for_whom(evidence, ranks, waits)
@@ -77,7 +86,7 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
         f"{site_in_words(wait.site)}{without}",
         ranks=ranks,
         nodes=evidence.nodes_of(ranks),
-        innocent=() if are_most else innocents(waits, ranks),
+        innocent=() if are_most or no_innocents else innocents(waits, ranks),
         evidence=tuple(seen(evidence.ranks[number]) for number in reasons),
         cure=_cure(evidence, kind, first),
     )
@@ -134,6 +143,8 @@ def _cure(evidence: Evidence, kind: WhyKind, rank: Rank) -> str | None:
     is_own = kind == "busy-alone" and activity_of(rank).doing is Doing.ELSE
     raised = [one.exception["chain"] for one in evidence.ranks.values() if one.exception]
     has_timed_out = evidence.because == "failure" and any(timed_out(chain) for chain in raised)
+    if activity_of(rank).doing is Doing.STORE:
+        return KEY_CURE
     cure = BLOCKED_CURE if is_own and rank.is_idle else ENDLESS_CURE * is_own + CURES[kind]
     return cure + TIME_OUT_CURE * has_timed_out
 
@@ -142,7 +153,7 @@ def _are_most(evidence: Evidence, ranks: Sequence[int], waits: Mapping[int, Wait
     """Whether most ranks are at one line outside of collectives, and fewer wait for them."""
     activities = [activity_of(evidence.ranks[number]) for number in ranks]
     places = {place_of(one.site) for one in activities}
-    outside = all(one.doing is Doing.ELSE for one in activities)
+    outside = all(one.doing in OWN for one in activities)
     return len(ranks) > len(waits) and outside and len(places) == 1 and None not in places
 
 
@@ -150,20 +161,21 @@ def _who_waits_for_whom(
     evidence: Evidence, ranks: tuple[int, ...], waits: Mapping[int, Wait]
 ) -> Finding:
     """They may wait for something that those have left out who are past it, or be late: both."""
-    wait, site = _wait_for(waits, ranks), activity_of(evidence.ranks[ranks[0]]).site
+    wait, first = _wait_for(waits, ranks), evidence.ranks[ranks[0]]
+    activity = activity_of(first)
     past = tuple(sorted(n for n, one in waits.items() if not one.awaited.isdisjoint(ranks)))
     one = len(past) == 1
     finding = Finding(
         "unknown",
         "warning",
-        f"{who(past, evidence)} {'is' if one else 'are'} past where {ranks_in_words(ranks)} are"
-        f"{site_in_words(site)}, and wait{'s' * one} for them in {wait.what}"
-        f"{site_in_words(wait.site)}: either {'it' if one else 'they'} left out what the others "
-        "wait for there, or the others are late",
+        f"{who(past, evidence)} {'is' if one else 'are'} past where {ranks_in_words(ranks)} are "
+        f"(rank {ranks[0]} {does(first, activity, idle='waits')}), and wait{'s' * one} for them in "
+        f"{wait.what}{site_in_words(wait.site)}: either {'it' if one else 'they'} left out what "
+        "the others wait for there, or the others are late",
         evidence=tuple(seen(evidence.ranks[number]) for number in (*ranks, *past)),
-        cure=BLOCKED_CURE,
+        cure=_cure(evidence, "busy-alone", first),
     )
-    return at(finding, site)
+    return at(finding, activity.site)
 
 
 def _waiting(waits: Mapping[int, Wait], wait: Wait) -> str:
@@ -180,4 +192,4 @@ def _behind(ranks: Sequence[int], rank: Rank, wait: Wait) -> str:
         count = wait.call.seq - max(rank.called.get(wait.call.group, ()), default=0)
     if count > 0:
         return f"is {count} collective{'s' * (count > 1)} behind: it "
-    return "is late: it " if activity_of(rank).doing is Doing.ELSE else ""
+    return "is late: it " if activity_of(rank).doing in OWN else ""

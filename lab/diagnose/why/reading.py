@@ -82,6 +82,7 @@ def _rank(number: int, data: Json) -> Rank:
         env=data.get("env") or {},
         exception=data.get("exception"),
         handles=None if shown is None else threads[shown].get("handles"),
+        store=None if shown is None else threads[shown].get("store"),
     )
 
 

@@ -12,6 +12,7 @@ VERBS = {
     Doing.COMMUNICATION: "is",
     Doing.BACKWARD: "is",
     Doing.HANDLE: "waits for an operation that it has begun",
+    Doing.STORE: "waits",
     Doing.DATA: "waits for its data loader",
     Doing.IMPORTING: "imports what it needs",
     Doing.SAVING: "saves a checkpoint",
@@ -34,6 +35,10 @@ def does(rank: Rank, activity: Activity, idle: str = "is") -> str:
         return f"shows no stack ({rank.error or 'no answer'})"
     if activity.doing is Doing.ENDING:
         return f"{VERBS[activity.doing]} ({', '.join(rank.other_threads[:4])})"
+    if activity.doing is Doing.STORE:
+        keys = ", ".join(repr(key) for key in activity.arguments["keys"])
+        wanted = f"for the key{'s' * (len(activity.arguments['keys']) > 1)} {keys}"
+        return f"waits in {activity.function}() {wanted}{site_in_words(activity.site)}{code}"
     if activity.doing is Doing.ELSE:
         use = ", busy" if rank.is_busy else ", using no processor time" if rank.is_idle else ""
         verb = idle if place and rank.is_idle and not rank.is_busy else VERBS[activity.doing]
