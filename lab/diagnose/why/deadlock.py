@@ -22,6 +22,7 @@ from lab.diagnose.words import ranks_in_words
 
 COLLECTIVES = "make all calls of all groups on every member, in the same order on all ranks"
 BOTH = "give every recv its send, and the other way round, before the collective that follows"
+LOCKS = "let no rank wait for others while it holds a lock that they take"
 POINT_TO_POINT = (
     "let one side send first, or post the sends before the receives (isend, batch_isend_irecv)"
 )
@@ -90,6 +91,7 @@ def judge_deadlock(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | N
         _changed(evidence, order)
         or _fewer(evidence, waits, order)
         or _elsewhere(evidence, waits, order)
+        or _holder(evidence, waits, order)
         or odd_of(evidence, waits, order)
     )
     ranks, what = (known.ranks, known.what) if known else (tuple(sorted(order)), "")
@@ -108,6 +110,8 @@ def judge_deadlock(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | N
 
 
 def _cure(circled: Sequence[Wait]) -> str:
+    if any(wait.for_lock for wait in circled):
+        return LOCKS
     are_calls = {wait.call is not None for wait in circled}
     if len(are_calls) > 1:
         return BOTH
@@ -212,6 +216,21 @@ def _elsewhere(evidence: Evidence, waits: Mapping[int, Wait], order: tuple[int, 
         f"{who(few, evidence)} wait{'s' * (len(few) == 1)} in {wait.what}"
         f"{site_in_words(wait.site)}, where {ranks_in_words(most)} wait in {theirs.what}"
         f"{site_in_words(theirs.site)}; ",
+    )
+
+
+def _holder(evidence: Evidence, waits: Mapping[int, Wait], order: tuple[int, ...]) -> Odd | None:
+    """Who waits for others while it holds the only file lock of the circle."""
+    pairs = zip(order, (*order[1:], order[0]), strict=True)
+    held = [(rank, holder) for rank, holder in pairs if waits[rank].for_lock]
+    if len(held) != 1:
+        return None
+    ((_, holder),) = held
+    others = [n for n, wait in sorted(waits.items()) if wait.for_lock and holder in wait.awaited]
+    return Odd(
+        (holder,),
+        f"{who((holder,), evidence)} holds a file lock for which {ranks_in_words(others)} "
+        f"wait{'s' * (len(others) == 1)}, and waits for others itself; ",
     )
 
 

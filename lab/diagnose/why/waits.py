@@ -32,6 +32,8 @@ class Wait:
     """Of messages."""
     lane: tuple[GroupKey, int] | None = None
     """Group and tag of a message that may come from any rank: any one of the awaited would do."""
+    for_lock: bool = False
+    """Whether it waits for a file lock that the awaited hold."""
     is_posted: bool = False
     """Whether the message was begun before (isend, irecv), so that other calls could follow."""
 
@@ -72,6 +74,9 @@ def _wait(evidence: Evidence, rank: Rank) -> Wait | None:
     activity = activity_of(rank)
     if activity.doing is Doing.RENDEZVOUS:
         return Wait(rank.number, "init_process_group", _not_joining(evidence), activity.site)
+    if activity.doing is Doing.ELSE and not rank.is_busy and (held := _holders(evidence, rank)):
+        what = f"the queue for a file lock of {ranks_in_words(held)}"
+        return Wait(rank.number, what, held, activity.site, for_lock=True)
     call = _call_in_progress(rank, activity)
     if call is not None:
         return _in_collective(evidence, rank, call, activity)
@@ -82,6 +87,13 @@ def _wait(evidence: Evidence, rank: Rank) -> Wait | None:
     if activity.doing is Doing.HANDLE and rank.groups:
         return _in_handle(evidence, rank, activity)
     return None
+
+
+def _holders(evidence: Evidence, rank: Rank) -> frozenset[int]:
+    """The ranks that hold the file lock that this one waits for."""
+    return frozenset(
+        number for number, other in evidence.ranks.items() if other.process_name in rank.lock_of
+    )
 
 
 def _is_victim(rank: Rank) -> bool:
