@@ -40,6 +40,15 @@ def test_few_who_wait_elsewhere_or_at_lines_of_their_own_are_late() -> None:
     assert (found.kind, found.ranks) == ("busy-alone", (0, 2))
 
 
+def test_most_who_have_left_their_groups_do_not_wait_for_the_others() -> None:
+    left = [elsewhere(), elsewhere()]
+    for one in left:
+        one["groups"][0]["left"] = True
+    found = diagnose(evidence([left[0], past(), left[1]]))
+    assert (found.kind, found.ranks) == ("busy-alone", (0, 2))
+    assert [one.ranks for one in found.innocent] == [(1,)]
+
+
 def test_who_computes_nothing_is_said_to_wait() -> None:
     found = diagnose(evidence([past(), elsewhere(), past()]))
     assert "is 1 collective behind: it waits at train.py:20 (main)" in found.summary

@@ -150,7 +150,12 @@ def _cure(evidence: Evidence, kind: WhyKind, rank: Rank) -> str | None:
 
 
 def _are_most(evidence: Evidence, ranks: Sequence[int], waits: Mapping[int, Wait]) -> bool:
-    """Whether most ranks are at one line outside of collectives, and fewer wait for them."""
+    """Whether most ranks are at one line outside of collectives, and fewer wait for them.
+
+    Those who have left their groups wait for nobody.
+    """
+    if any(evidence.ranks[number].has_left for number in ranks):
+        return False
     activities = [activity_of(evidence.ranks[number]) for number in ranks]
     places = {place_of(one.site) for one in activities}
     outside = all(one.doing in OWN for one in activities)

@@ -154,9 +154,10 @@ def _wrong_peer(evidence: Evidence, waits: Mapping[int, Wait], order: Sequence[i
         most = f"receive from rank {_place(evidence, meant[::-1])}, here rank {meant[0]}"
     return Odd(
         (rank,),
-        f"{who((rank,), evidence)} has a wrong peer: {told[0]}, and {told[1]}; "
+        f"{who((rank,), evidence)} has a wrong peer, or order: {told[0]}, and {told[1]}; "
         f"most others {most}; ",
-        cure=f"see the peer ({'dst' if sends else 'src'}) of this rank",
+        cure=f"see the peer ({'dst' if sends else 'src'}) of this rank, and the order of its "
+        "messages",
     )
 
 
