@@ -8,12 +8,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lab.node.locks import holders, name_of
 from lab.node.processes import children, descendants, stat, threads
 
 TICKS = os.sysconf("SC_CLK_TCK")
 """Of a second, as proc(5) counts the processor's time."""
 GONE = "gone"
-UNKNOWN = {"state": None, "cpu_s": None, "threads": None, "busy": None, "children": None}
+UNKNOWN = {
+    "state": None,
+    "cpu_s": None,
+    "threads": None,
+    "busy": None,
+    "children": None,
+    "name": None,
+    "lock_of": None,
+}
 CHILDREN = 64
 """How many processes that one has started are told of."""
 SETTLED = 0.02
@@ -27,8 +36,9 @@ def activity(pid: int) -> dict[str, Any]:
         `state`: the letter of ps(1) (R, S, D, T, Z, ...), or `gone`; `cpu_s`: seconds of the
         processor's time so far; `threads`: how many it has; `busy`: whether any thread wants the
         processor, or a disk, at this moment; `children`: `pid` and `state` of each process that it
-        has started itself and not waited for the end of. The last four are null where the system
-        does not tell.
+        has started itself and not waited for the end of; `name`: what it is called in the `lock_of`
+        of other processes, which is who holds the file lock that one waits for. All but the first
+        two are null where the system does not tell.
     """
     if sys.platform != "linux":
         return _as_ps_says(pid)
@@ -51,6 +61,8 @@ def activity(pid: int) -> dict[str, Any]:
             for child in children(pid)[:CHILDREN]
             if (known := stat(child)) is not None
         ],
+        "name": name_of(pid),
+        "lock_of": holders(pid),
     }
 
 

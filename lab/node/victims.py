@@ -16,17 +16,21 @@ DISTRIBUTED_ERRORS = ("DistBackendError", "DistError", "DistNetworkError", "Dist
 """Types that only torch.distributed raises."""
 SPEAKERS = ("gloo", "NCCL", "SocketImpl", "tensorpipe")
 """Who speaks in a RuntimeError of torch.distributed; scripts may raise that type as well."""
+TIME_OUT_SIGNS = (
+    "Timed out waiting",
+    "Socket Timeout",
+    "wait timeout after",
+    "client socket has timed out",
+)
+"""Parts of their messages that tell of a time-out of a process group, or of its store."""
 VICTIM_SIGNS = (
+    *TIME_OUT_SIGNS,
     "Connection closed by peer",
     "Connection reset by peer",
     "connection reset by peer",
     "Connection refused",
     "connection refused",
     "Broken pipe",
-    "Socket Timeout",
-    "Timed out waiting",
-    "wait timeout after",
-    "client socket has timed out",
     "recvValue failed",
     "sendBytes failed",
     "Read error",
@@ -60,6 +64,14 @@ def lost_peer(chain: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The exception of a chain that tells of another rank's end: of several the first raised."""
     telling = (one for one in reversed(chain) if _tells_of_lost_peer(one["kind"], one["message"]))
     return next(telling, None)
+
+
+def timed_out(chain: Sequence[Mapping[str, str]]) -> bool:
+    """Whether an exception tells that a process group has waited for as long as it may."""
+    messages = [link["message"] for link in chain]
+    return consequence(chain) > 0 and any(
+        sign in message for sign in TIME_OUT_SIGNS for message in messages
+    )
 
 
 def _tells_of_lost_peer(kind: str, message: str) -> bool:

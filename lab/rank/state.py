@@ -15,6 +15,7 @@ from .exceptions import handled
 from .frames import RANK, is_labs, told
 from .groups import history, in_flight, sequence_numbers
 from .messages import told as messages
+from .stores import told as store_call
 from .unused import unused
 
 THREADS = 64
@@ -91,7 +92,13 @@ def threads(
             frames = _stack(frame, start_folder)
             handles = (exceptions or {}).get(ident)
             found.append(
-                {"name": name, "main": ident == main, "frames": frames, "handles": handles}
+                {
+                    "name": name,
+                    "main": ident == main,
+                    "frames": frames,
+                    "handles": handles,
+                    "store": store_call(ident),
+                }
             )
     return sorted(found, key=lambda one: not one["main"])[:THREADS]
 

@@ -137,7 +137,7 @@ def hint_for_victim(
     if ended:
         return (
             f"{told}, but none has failed by itself in {VICTIM_PATIENCE:g} s; "
-            f"{ranks_in_words(ended)} may have been about to, and lab has ended what was left"
+            f"{ranks_in_words(ended)} still ran then, and lab has ended what was left"
         )
     return f"{told}, but none has failed by itself"
 

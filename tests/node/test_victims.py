@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab.node.victims import consequence
+from lab.node.victims import consequence, timed_out
 
 GLOO = (
     "RuntimeError",
@@ -48,3 +48,11 @@ REAL = ("ValueError", "no data")
 )
 def test_what_tells_of_another_rank(chain: list[tuple[str, str]], expected: int) -> None:
     assert consequence([{"kind": kind, "message": message} for kind, message in chain]) == expected
+
+
+def test_a_time_out_of_a_process_group_is_told_from_a_lost_connection() -> None:
+    waited = "[gloo/unbound_buffer.cc:78] Timed out waiting 4000ms for recv operation to complete"
+    assert timed_out([{"kind": "RuntimeError", "message": waited}])
+    lost = "[gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:12210"
+    assert not timed_out([{"kind": "RuntimeError", "message": lost}])
+    assert not timed_out([{"kind": "ValueError", "message": waited}])

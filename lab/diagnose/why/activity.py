@@ -16,6 +16,8 @@ class Doing(Enum):
     """There DDP and FSDP wait in C++, unseen by the stack."""
     HANDLE = auto()
     """`work.wait()`, C++ as well."""
+    STORE = auto()
+    """It waits for a key of a store, which anybody may set."""
     DATA = auto()
     IMPORTING = auto()
     """A library, perhaps for a call that needs more of it: that may take long where many read."""
@@ -43,7 +45,7 @@ class Activity:
     """The library's function that the user's code has called."""
     site: Frame | None = None
     arguments: Json = field(default_factory=dict)
-    """Those of that call, where it is one of torch.distributed."""
+    """Those of that call, where it is one of torch.distributed; of a store, its `keys`."""
 
 
 _RENDEZVOUS = ("init_process_group", "_env_rendezvous_handler", "rendezvous")
@@ -88,6 +90,8 @@ def activity_of(rank: Rank) -> Activity:
         return Activity(Doing.BACKWARD, "backward", site)
     if any(_has(frame, _DATA) for frame in rank.frames):  # also those that called a dataset
         return Activity(Doing.DATA, function, site)
+    if function is None and site is not None and rank.store is not None:
+        return Activity(Doing.STORE, f"store.{rank.store['function']}", site, rank.store)
     if function is None and site is not None and ".wait(" in (site.code or ""):
         return Activity(Doing.HANDLE, None, site)
     return Activity(Doing.ELSE, function, site)

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from lab.diagnose.finding import Finding
 from lab.diagnose.why.activity import activity_of
+from lab.diagnose.why.chains import roots
 from lab.diagnose.why.evidence import Evidence, Json, Rank
 from lab.diagnose.why.handling import handled_alone, reason_of
 from lab.diagnose.why.telling import does, seen
-from lab.diagnose.why.waits import Wait, roots
+from lab.diagnose.why.waits import Wait
 from lab.diagnose.why.wording import exception_in_words, who
 from lab.diagnose.words import ranks_in_words
 from lab.node.victims import consequence

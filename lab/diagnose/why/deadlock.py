@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from operator import eq
 
 from lab.diagnose.finding import Finding
+from lab.diagnose.why.chains import circle
 from lab.diagnose.why.differing import CURES
 from lab.diagnose.why.evidence import Collective, Evidence, Rank
+from lab.diagnose.why.messages import NO_PARTNER, Odd, odd_of, sent_to
 from lab.diagnose.why.sequences import Place, place_of, rounds
-from lab.diagnose.why.telling import at
-from lab.diagnose.why.waits import Wait, circle, innocents
+from lab.diagnose.why.telling import at, seen
+from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import (
     called_at,
     group_in_words,
@@ -20,12 +22,12 @@ from lab.diagnose.words import ranks_in_words
 
 COLLECTIVES = "make all calls of all groups on every member, in the same order on all ranks"
 BOTH = "give every recv its send, and the other way round, before the collective that follows"
+LOCKS = "let no rank wait for others while it holds a lock that they take"
 POINT_TO_POINT = (
     "let one side send first, or post the sends before the receives (isend, batch_isend_irecv)"
 )
 OTHER_TAG = "give a send and its recv the same tag: a message waits for the recv of its own"
-Known = tuple[tuple[int, ...], str]
-"""Who of a circle is guilty, and what they did, in words."""
+LEFT_OUT = "that call was left out, or comes later than it did"
 
 
 def judge_gone_past(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
@@ -74,6 +76,8 @@ def judge_deadlock(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | N
     order = circle(waits)
     if not order:
         return None
+    if any(waits[rank].lane is not None and len(waits[rank].awaited) > 1 for rank in order):
+        return _from_anybody(evidence, waits, order)
     steps = [
         f"rank {rank} waits for rank {after} in {waits[rank].what}{site_in_words(waits[rank].site)}"
         for rank, after in zip(order, (*order[1:], order[0]), strict=True)
@@ -83,9 +87,15 @@ def judge_deadlock(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | N
         f"{ranks_in_words(sorted(order))} wait for each other in a circle ({chain}): "
         f"{'; '.join(steps)}"
     )
-    known = _changed(evidence, order) or _fewer(evidence, waits, order)
-    ranks, what = known or (tuple(sorted(order)), "")
-    told = ("that call was left out, or comes later than it did",) if known else ()
+    known = (
+        _changed(evidence, order)
+        or _fewer(evidence, waits, order)
+        or _elsewhere(evidence, waits, order)
+        or _holder(evidence, waits, order)
+        or odd_of(evidence, waits, order)
+    )
+    ranks, what = (known.ranks, known.what) if known else (tuple(sorted(order)), "")
+    told = () if known is None or known.why is None else (known.why,)
     finding = Finding(
         "deadlock",
         "error",
@@ -94,21 +104,49 @@ def judge_deadlock(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | N
         nodes=evidence.nodes_of(ranks),
         innocent=innocents(waits, ranks),
         evidence=(*told, *_counters(evidence, waits, order), *_messages(evidence, waits, order)),
-        cure=_cure([waits[rank] for rank in order]),
+        cure=(known and known.cure) or _cure([waits[rank] for rank in order]),
     )
     return at(finding, waits[ranks[0] if known else order[0]].site)
 
 
 def _cure(circled: Sequence[Wait]) -> str:
+    if any(wait.for_lock for wait in circled):
+        return LOCKS
     are_calls = {wait.call is not None for wait in circled}
     if len(are_calls) > 1:
         return BOTH
     if are_calls == {True}:
         return COLLECTIVES
-    return OTHER_TAG if len({wait.tags for wait in circled}) > 1 else POINT_TO_POINT
+    if len({wait.tags for wait in circled}) > 1:
+        return OTHER_TAG
+    return NO_PARTNER if all(wait.is_posted for wait in circled) else POINT_TO_POINT
 
 
-def _changed(evidence: Evidence, order: tuple[int, ...]) -> Known | None:
+def _from_anybody(evidence: Evidence, waits: Mapping[int, Wait], order: tuple[int, ...]) -> Finding:
+    """One waits for a message of whoever sends, and nothing tells who should have sent more."""
+    number = next(rank for rank in order if waits[rank].lane is not None)
+    wait = waits[number]
+    everybody = {number, *wait.awaited}
+    finding = Finding(
+        "unknown",
+        "warning",
+        f"{who((number,), evidence)} waits in {wait.what}{site_in_words(wait.site)}; "
+        f"{ranks_in_words(sorted(wait.awaited))} may send, and wait themselves: one has sent too "
+        f"few messages, or rank {number} receives too many",
+        innocent=innocents(waits, everybody),
+        evidence=(
+            *(
+                f"rank {peer} has begun to send rank {number} {count} message{'s' * (count != 1)}"
+                for peer, count in sent_to(evidence, wait).items()
+            ),
+            *(seen(evidence.ranks[n]) for n in sorted(everybody) if n in evidence.ranks),
+        ),
+        cure=NO_PARTNER,
+    )
+    return at(finding, wait.site)
+
+
+def _changed(evidence: Evidence, order: tuple[int, ...]) -> Odd | None:
     """Who of the circle does not go on as in every round before, where few of all ranks do so.
 
     Else nobody knows who is right.
@@ -118,13 +156,15 @@ def _changed(evidence: Evidence, order: tuple[int, ...]) -> Known | None:
     if not found or not found.keys() <= set(order) or 2 * len(found) >= len(news):
         return None
     ranks = tuple(sorted(found))
-    return ranks, (
+    return Odd(
+        ranks,
         f"{who(ranks, evidence)} did not go on as in the rounds before, where "
-        f"{_named(evidence, found[ranks[0]])} came next; "
+        f"{_named(evidence, found[ranks[0]])} came next; ",
+        LEFT_OUT,
     )
 
 
-def _fewer(evidence: Evidence, waits: Mapping[int, Wait], order: tuple[int, ...]) -> Known | None:
+def _fewer(evidence: Evidence, waits: Mapping[int, Wait], order: tuple[int, ...]) -> Odd | None:
     """The rank that has made the call that is waited for once less often than all others.
 
     Those in other groups count as well: they have gone through the same lines (a mesh).
@@ -146,9 +186,51 @@ def _fewer(evidence: Evidence, waits: Mapping[int, Wait], order: tuple[int, ...]
     if len(found) != 1:
         return None
     ((late, call),) = found.items()
-    return (late,), (
+    return Odd(
+        (late,),
         f"{who((late,), evidence)} has called {_named(evidence, call)} once less often than the "
-        "others have called that line; "
+        "others have called that line; ",
+        LEFT_OUT,
+    )
+
+
+def _elsewhere(evidence: Evidence, waits: Mapping[int, Wait], order: tuple[int, ...]) -> Odd | None:
+    """The few that wait in another call than most do, where all could be in either."""
+    calls = [waits[rank].call for rank in order]
+    members = {call.group[1] for call in calls if call is not None}
+    if None in calls or len(members) != 1:
+        return None
+    together: dict[tuple[str, Place | None], list[int]] = {}
+    for number in members.pop():
+        if number not in waits or waits[number].call is None:
+            return None
+        wait = waits[number]
+        together.setdefault((wait.what, place_of(wait.site)), []).append(number)
+    most = max(together.values(), key=len)
+    few = tuple(sorted(n for ranks in together.values() if ranks is not most for n in ranks))
+    if len(most) <= len(few) or not any(rank in most for rank in order):
+        return None
+    wait, theirs = waits[few[0]], waits[most[0]]
+    return Odd(
+        few,
+        f"{who(few, evidence)} wait{'s' * (len(few) == 1)} in {wait.what}"
+        f"{site_in_words(wait.site)}, where {ranks_in_words(most)} wait in {theirs.what}"
+        f"{site_in_words(theirs.site)}; ",
+    )
+
+
+def _holder(evidence: Evidence, waits: Mapping[int, Wait], order: tuple[int, ...]) -> Odd | None:
+    """Who waits for others while it holds the only file lock of the circle."""
+    pairs = zip(order, (*order[1:], order[0]), strict=True)
+    held = [(rank, holder) for rank, holder in pairs if waits[rank].for_lock]
+    if len(held) != 1:
+        return None
+    ((_, holder),) = held
+    others = [n for n, wait in sorted(waits.items()) if wait.for_lock and holder in wait.awaited]
+    return Odd(
+        (holder,),
+        f"{who((holder,), evidence)} holds a file lock for which {ranks_in_words(others)} "
+        f"wait{'s' * (len(others) == 1)}, and waits for others itself; ",
     )
 
 

@@ -86,6 +86,10 @@ class Rank:
     """Whether the process, or a child of it, wanted the processor when it was looked at."""
     children: Mapping[int, str]
     """The states of the processes that it has started, by pid."""
+    process_name: str | None
+    """The same for all nodes that are one machine."""
+    lock_of: tuple[str, ...]
+    """The processes that hold the file lock that it waits for."""
     stacks_of_children: Mapping[int, tuple[Frame, ...]]
     """The main threads' stacks of those that could be read, innermost first, without what was there
     before they began."""
@@ -116,6 +120,8 @@ class Rank:
     """What its script raised: `file`, `line` and `chain`, as `lab.node.protocol` has it."""
     handles: Json | None
     """The same of what the thread of `frames` has raised, and handles where it is."""
+    store: Json | None
+    """`function` and `keys`, where that thread waits for keys of a store."""
 
     @cached_property
     def called(self) -> dict[GroupKey, dict[int, Collective]]:

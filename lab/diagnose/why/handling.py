@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from lab.diagnose.finding import Finding
 from lab.diagnose.why.activity import activity_of
+from lab.diagnose.why.chains import circle
 from lab.diagnose.why.evidence import Evidence, Json, Rank
 from lab.diagnose.why.sequences import Divergence, first_divergence, place_of
 from lab.diagnose.why.telling import does
-from lab.diagnose.why.waits import LEAVING, Wait, circle, innocents
+from lab.diagnose.why.waits import LEAVING, Wait, innocents
 from lab.diagnose.why.wording import (
     call_in_words,
     called_at,

@@ -15,6 +15,7 @@ from lab.diagnose.why.failed import judge_failed, judge_rest
 from lab.diagnose.why.handling import with_handled
 from lab.diagnose.why.late import judge_late, judge_loading
 from lab.diagnose.why.lingering import judge_lingering
+from lab.diagnose.why.messages import narrowed
 from lab.diagnose.why.other_root import judge_other_root
 from lab.diagnose.why.overlooked import judge_end
 from lab.diagnose.why.progress import judge_patience, judge_progress
@@ -55,7 +56,7 @@ def diagnose(evidence: Mapping[str, Any]) -> Finding:
         evidence: what was gathered from the nodes and ranks: docs/why.md describes it.
     """
     seen = read_evidence(evidence)
-    waits = waits_of(seen)
+    waits = narrowed(seen, waits_of(seen))
     answers = (question(seen, waits) for question in QUESTIONS)
     finding = next((one for one in answers if one is not None), None) or unknown(seen, waits)
     finding = with_workers(with_handled(finding, seen, waits), seen)

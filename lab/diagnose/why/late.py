@@ -4,13 +4,16 @@ from collections.abc import Mapping, Sequence
 
 from lab.diagnose.finding import Finding, WhyKind
 from lab.diagnose.why.activity import Doing, activity_of
+from lab.diagnose.why.chains import roots
 from lab.diagnose.why.evidence import Evidence, Rank
 from lab.diagnose.why.progress import JUST_NOW
+from lab.diagnose.why.sequences import place_of
 from lab.diagnose.why.telling import at, does, seen
 from lab.diagnose.why.unused import UNUSED_CURE, unused_by
-from lab.diagnose.why.waits import LEAVING, Wait, innocents, may_wait, roots
+from lab.diagnose.why.waits import LEAVING, Wait, innocents, may_wait
 from lab.diagnose.why.wording import site_in_words, who
 from lab.diagnose.words import ranks_in_words
+from lab.node.victims import timed_out
 
 ORDER: Sequence[WhyKind] = (
     "failed",
@@ -34,7 +37,20 @@ BLOCKED_CURE = (
     "it ever comes; let the others not wait in a collective meanwhile"
 )
 """Where a rank computes nothing while the others wait for it."""
+KEY_CURE = (
+    "see which rank sets this key, under this very name, and whether it comes to that: one that "
+    "waits in a collective meanwhile does not"
+)
+"""Where a rank waits for a key of a store."""
+ENDLESS_CURE = "see whether this ever ends (a loop may not); if it does, "
+"""Before the usual one, where a rank computes in a line of its own."""
+TIME_OUT_CURE = (
+    "; if it only takes its time, the time-out of the process group, which has ended this, is too "
+    "short for it (init_process_group and new_group take timeout)"
+)
 
+OWN = (Doing.ELSE, Doing.STORE)
+"""What goes on in lines of a script that are no collective."""
 MAY_WAIT = (Doing.COMMUNICATION, Doing.BACKWARD, Doing.HANDLE)
 """Where a rank may wait like the others: a stack read from outside does not tell in which call."""
 
@@ -51,13 +67,17 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     first = evidence.ranks[ranks[0]]
     activity = activity_of(first)
     wait = _wait_for(waits, ranks)
-    what = does(first, activity)
+    what = does(first, activity, idle="waits")
     if len(ranks) > 1:
         all_ended = first.ended is not None
         what = "have ended" if all_ended else f"are late: rank {first.number} {what}"
     names = unused_by(first, evidence) if kind == "unused-parameter" else ()
     without = f"; no gradient: {', '.join(names)}" if names else ""
-    is_blocked = kind == "busy-alone" and activity.doing is Doing.ELSE and first.is_idle
+    # Anybody may have to set a key.
+    no_innocents = kind == "busy-alone" and activity.doing is Doing.STORE
+    are_most = kind == "busy-alone" and _are_most(evidence, ranks, waits)
+    if are_most and not first.is_busy:
+        return _who_waits_for_whom(evidence, ranks, waits)
     finding = Finding(
         kind,
         "error",
@@ -66,9 +86,9 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
         f"{site_in_words(wait.site)}{without}",
         ranks=ranks,
         nodes=evidence.nodes_of(ranks),
-        innocent=innocents(waits, ranks),
+        innocent=() if are_most or no_innocents else innocents(waits, ranks),
         evidence=tuple(seen(evidence.ranks[number]) for number in reasons),
-        cure=BLOCKED_CURE if is_blocked else CURES.get(kind),
+        cure=_cure(evidence, kind, first),
     )
     # The line that a rank which has ended did not come to is where the others wait for it.
     is_over = first.ended is not None or activity.doing is Doing.ENDING
@@ -119,14 +139,64 @@ def _wait_for(waits: Mapping[int, Wait], ranks: Sequence[int]) -> Wait:
     return min(chosen, key=lambda wait: (wait.since is None, wait.since or 0.0, wait.rank))
 
 
+def _cure(evidence: Evidence, kind: WhyKind, rank: Rank) -> str | None:
+    if kind not in ("busy-alone", "data-loader"):
+        return CURES.get(kind)
+    is_own = kind == "busy-alone" and activity_of(rank).doing is Doing.ELSE
+    raised = [one.exception["chain"] for one in evidence.ranks.values() if one.exception]
+    has_timed_out = evidence.because == "failure" and any(timed_out(chain) for chain in raised)
+    if activity_of(rank).doing is Doing.STORE:
+        return KEY_CURE
+    cure = BLOCKED_CURE if is_own and rank.is_idle else ENDLESS_CURE * is_own + CURES[kind]
+    return cure + TIME_OUT_CURE * has_timed_out
+
+
+def _are_most(evidence: Evidence, ranks: Sequence[int], waits: Mapping[int, Wait]) -> bool:
+    """Whether most ranks are at one line outside of collectives, and fewer wait for them.
+
+    Those who have left their groups wait for nobody.
+    """
+    if any(evidence.ranks[number].has_left for number in ranks):
+        return False
+    activities = [activity_of(evidence.ranks[number]) for number in ranks]
+    places = {place_of(one.site) for one in activities}
+    outside = all(one.doing in OWN for one in activities)
+    return len(ranks) > len(waits) and outside and len(places) == 1 and None not in places
+
+
+def _who_waits_for_whom(
+    evidence: Evidence, ranks: tuple[int, ...], waits: Mapping[int, Wait]
+) -> Finding:
+    """They may wait for something that those have left out who are past it, or be late: both."""
+    wait, first = _wait_for(waits, ranks), evidence.ranks[ranks[0]]
+    activity = activity_of(first)
+    past = tuple(sorted(n for n, one in waits.items() if not one.awaited.isdisjoint(ranks)))
+    one = len(past) == 1
+    finding = Finding(
+        "unknown",
+        "warning",
+        f"{who(past, evidence)} {'is' if one else 'are'} past where {ranks_in_words(ranks)} are "
+        f"(rank {ranks[0]} {does(first, activity, idle='waits')}), and wait{'s' * one} for them in "
+        f"{wait.what}{site_in_words(wait.site)}: either {'it' if one else 'they'} left out what "
+        "the others wait for there, or the others are late",
+        evidence=tuple(seen(evidence.ranks[number]) for number in (*ranks, *past)),
+        cure=_cure(evidence, "busy-alone", first),
+    )
+    return at(finding, activity.site)
+
+
 def _waiting(waits: Mapping[int, Wait], wait: Wait) -> str:
     waiting = [one.rank for one in waits.values() if one.what == wait.what]
     return f"{ranks_in_words(waiting)} wait{'s' * (len(waiting) == 1)}"
 
 
 def _behind(ranks: Sequence[int], rank: Rank, wait: Wait) -> str:
-    """`is 1 collective behind: it `; nothing where it cannot be counted."""
-    if len(ranks) > 1 or wait.call is None or rank.ended is not None or not rank.groups:
+    """`is 1 collective behind: it `, or `is late: it ` where it cannot be counted."""
+    if len(ranks) > 1 or rank.ended is not None:
         return ""
-    count = wait.call.seq - max(rank.called.get(wait.call.group, ()), default=0)
-    return f"is {count} collective{'s' * (count > 1)} behind: it " if count > 0 else ""
+    count = 0
+    if wait.call is not None and rank.groups:
+        count = wait.call.seq - max(rank.called.get(wait.call.group, ()), default=0)
+    if count > 0:
+        return f"is {count} collective{'s' * (count > 1)} behind: it "
+    return "is late: it " if activity_of(rank).doing in OWN else ""

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from lab.diagnose.finding import Finding
+from lab.diagnose.why.chains import roots
 from lab.diagnose.why.evidence import IDLE, WATCHED, Evidence, Rank
 from lab.diagnose.why.telling import seen
-from lab.diagnose.why.waits import Wait, roots
+from lab.diagnose.why.waits import Wait
 from lab.diagnose.words import ranks_in_words
 
 JUST_NOW = 5.0

@@ -55,6 +55,8 @@ def _rank(number: int, data: Json) -> Rank:
         process_state=process.get("state"),
         wants_processor=process.get("busy") or process.get("state") == "R",
         children={one["pid"]: one["state"] for one in process.get("children") or ()},
+        process_name=process.get("name"),
+        lock_of=tuple(process.get("lock_of") or ()),
         stacks_of_children={
             one["pid"]: _since_its_beginning(one["threads"]) for one in data.get("children") or ()
         },
@@ -82,6 +84,7 @@ def _rank(number: int, data: Json) -> Rank:
         env=data.get("env") or {},
         exception=data.get("exception"),
         handles=None if shown is None else threads[shown].get("handles"),
+        store=None if shown is None else threads[shown].get("store"),
     )
 
 

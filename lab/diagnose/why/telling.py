@@ -12,6 +12,7 @@ VERBS = {
     Doing.COMMUNICATION: "is",
     Doing.BACKWARD: "is",
     Doing.HANDLE: "waits for an operation that it has begun",
+    Doing.STORE: "waits",
     Doing.DATA: "waits for its data loader",
     Doing.IMPORTING: "imports what it needs",
     Doing.SAVING: "saves a checkpoint",
@@ -21,8 +22,11 @@ VERBS = {
 }
 
 
-def does(rank: Rank, activity: Activity) -> str:
-    """`saves a checkpoint in save() at train.py:9 (main): `torch.save(state, path)``."""
+def does(rank: Rank, activity: Activity, idle: str = "is") -> str:
+    """`saves a checkpoint in save() at train.py:9 (main): `torch.save(state, path)``.
+
+    `idle`: the verb for who is in a line of its own, and computes nothing.
+    """
     if rank.ended is not None:
         return f"has ended (exit code {rank.ended['code']})"
     place = site_in_words(activity.site, activity.function)
@@ -31,9 +35,14 @@ def does(rank: Rank, activity: Activity) -> str:
         return f"shows no stack ({rank.error or 'no answer'})"
     if activity.doing is Doing.ENDING:
         return f"{VERBS[activity.doing]} ({', '.join(rank.other_threads[:4])})"
+    if activity.doing is Doing.STORE:
+        keys = ", ".join(repr(key) for key in activity.arguments["keys"])
+        wanted = f"for the key{'s' * (len(activity.arguments['keys']) > 1)} {keys}"
+        return f"waits in {activity.function}() {wanted}{site_in_words(activity.site)}{code}"
     if activity.doing is Doing.ELSE:
         use = ", busy" if rank.is_busy else ", using no processor time" if rank.is_idle else ""
-        return f"is{place or ' in no line of the script'}{code}{use}"
+        verb = idle if place and rank.is_idle and not rank.is_busy else VERBS[activity.doing]
+        return f"{verb}{place or ' in no line of the script'}{code}{use}"
     return f"{VERBS[activity.doing]}{place}{code}"
 
 

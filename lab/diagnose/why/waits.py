@@ -1,7 +1,7 @@
 """For whom each rank waits, and since when."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lab.diagnose.finding import Innocent
 from lab.diagnose.why.activity import Activity, Doing, activity_of
@@ -32,6 +32,12 @@ class Wait:
     group: GroupKey | None = None
     tags: frozenset[int] = frozenset()
     """Of messages."""
+    lane: tuple[GroupKey, int] | None = None
+    """Group and tag of a message that may come from any rank: any one of the awaited would do."""
+    for_lock: bool = False
+    """Whether it waits for a file lock that the awaited hold."""
+    is_posted: bool = False
+    """Whether the message was begun before (isend, irecv), so that other calls could follow."""
 
 
 def waits_of(evidence: Evidence) -> dict[int, Wait]:
@@ -78,6 +84,9 @@ def _wait(evidence: Evidence, rank: Rank) -> Wait | None:
     lost = _call_that_raised(rank)
     if lost is not None:
         return _in_collective(evidence, rank, lost, lost.site)
+    if activity.doing is Doing.ELSE and not rank.is_busy and (held := _holders(evidence, rank)):
+        what = f"the queue for a file lock of {ranks_in_words(held)}"
+        return Wait(rank.number, what, held, activity.site, for_lock=True)
     call = _call_in_progress(rank, activity)
     if call is not None:
         return _in_collective(evidence, rank, call, activity.site or call.site)
@@ -88,6 +97,13 @@ def _wait(evidence: Evidence, rank: Rank) -> Wait | None:
     if activity.doing is Doing.HANDLE and rank.groups:
         return _in_handle(evidence, rank, activity)
     return None
+
+
+def _holders(evidence: Evidence, rank: Rank) -> frozenset[int]:
+    """The ranks that hold the file lock that this one waits for."""
+    return frozenset(
+        number for number, other in evidence.ranks.items() if other.process_name in rank.lock_of
+    )
 
 
 def may_wait(rank: Rank) -> bool:
@@ -190,6 +206,9 @@ def _in_call(evidence: Evidence, rank: Rank, activity: Activity) -> Wait:
         met = met and there is not None and (there.arguments.get("tag") or 0) == tag
         awaited = frozenset() if met else frozenset({peer})
         return Wait(rank.number, what, awaited, activity.site, tags=frozenset({tag}))
+    if "recv" in function and group is not None:
+        tag = arguments.get("tag") or 0
+        return _from_anybody(evidence, rank, activity, (group, tag), "recv")
     absent = frozenset(
         member
         for member in members
@@ -218,8 +237,38 @@ def _in_handle(evidence: Evidence, rank: Rank, activity: Activity) -> Wait:
                 frozenset(tag for _, tag in missing),
             )
             what = f"{kind} {preposition} {ranks_in_words(sorted(peers))}{_tagged(tags)}"
-            return Wait(rank.number, what, peers, activity.site, tags=tags)
+            return Wait(rank.number, what, peers, activity.site, tags=tags, is_posted=True)
+    for (group, peer, tag), counts in rank.messages.items():
+        if peer is None and counts[1] > _came(evidence, rank, (group, tag)):
+            wait = _from_anybody(evidence, rank, activity, (group, tag), "irecv")
+            return replace(wait, is_posted=True)
     return Wait(rank.number, "an operation that it has begun", frozenset(), activity.site)
+
+
+def _from_anybody(
+    evidence: Evidence, rank: Rank, activity: Activity, lane: tuple[GroupKey, int], function: str
+) -> Wait:
+    """It waits for all who may still send; for nobody where one of them is about to."""
+    (_, members), tag = lane
+    awaited = frozenset(members) - {rank.number}
+    if rank.messages.get((lane[0], None, tag), (0, 0))[1] <= _came(evidence, rank, lane):
+        awaited = frozenset()
+    what = f"{function} from any rank{_tagged({tag})}"
+    return Wait(rank.number, what, awaited, activity.site, tags=frozenset({tag}), lane=lane)
+
+
+def _came(evidence: Evidence, rank: Rank, lane: tuple[GroupKey, int]) -> float:
+    """How many messages others have begun to send it that it has not asked for by their names.
+
+    Infinite, where one of them has not told. What one that has ended has sent would have come.
+    """
+    (group, tag), came = lane, 0.0
+    for peer in group[1]:
+        if peer != rank.number and (peer not in evidence.ranks or not evidence.ranks[peer].ended):
+            known = _sent_and_received(evidence, peer, rank.number, group, tag)
+            named = rank.messages.get((group, peer, tag), (0, 0))[1]
+            came += float("inf") if known is None else max(0.0, known[0] - named)
+    return came
 
 
 def _tagged(tags: Collection[int]) -> str:
@@ -256,24 +305,3 @@ def _peer(activity: Activity, group: GroupKey | None) -> int | None:
 
 def _group_named(rank: Rank, name: object) -> GroupKey | None:
     return next((group for group in rank.groups if group[0] == name), None)
-
-
-def roots(waits: Mapping[int, Wait]) -> tuple[int, ...]:
-    """The ranks that others wait for, while they wait for nobody."""
-    awaited = {rank for wait in waits.values() for rank in wait.awaited}
-    return tuple(sorted(rank for rank in awaited if rank not in waits))
-
-
-def circle(waits: Mapping[int, Wait]) -> tuple[int, ...]:
-    """Ranks that wait for each other in a circle, in the order of their waiting; empty if none."""
-    for start in sorted(waits):
-        path, rank = [start], start
-        while True:
-            following = sorted(one for one in waits[rank].awaited if one in waits)
-            if not following:
-                break
-            rank = following[0]
-            if rank in path:
-                return tuple(path[path.index(rank) :])
-            path.append(rank)
-    return ()
