@@ -19,6 +19,9 @@ from .imports import C10D, after_import, replace
 
 NEWEST = 256
 """How many collectives are told of, of each group: a difference may lie far back."""
+CALLERS = 3
+"""How many lines of the user's own code are told of that led to the one that called: a helper may
+be called from several."""
 WRAPPERS = ("c10d_logger.py", "_contextlib.py")
 """Files of torch whose frames stand around a function, and say nothing."""
 LEAVE = "destroy_process_group"
@@ -192,13 +195,22 @@ def _told(entry: Mapping[str, Any], start_folder: str) -> Told:
 
 
 def _call(frames: Iterable[Mapping[str, Any]], start_folder: str) -> Told:
-    """Where the user's own code called it, and which function of a library it called."""
+    """Where the user's own code called it, what led there, and which of a library's functions."""
     via = None
+    own: list[Told] = []
     for frame in frames:  # the innermost first
         file = frame["filename"]
         if is_users(file):
-            site = {"file": shown(file, start_folder), "line": frame["line"]}
-            return {"site": {**site, "function": frame["name"]}, "via": via}
-        if not is_labs(file) and not file.endswith(WRAPPERS) and frame["name"] not in DECORATORS:
+            place = {"file": shown(file, start_folder), "line": frame["line"]}
+            own.append({**place, "function": frame["name"]})
+            if len(own) > CALLERS:
+                break
+        elif (
+            not own
+            and not is_labs(file)
+            and not file.endswith(WRAPPERS)
+            and frame["name"] not in DECORATORS
+        ):
             via = frame["name"]
-    return {"site": None, "via": via}
+    site, callers = (own[0], own[1:]) if own else (None, [])
+    return {"site": site, "callers": callers, "via": via}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from lab.diagnose.finding import Finding, Innocent, WhyKind
 from lab.diagnose.why.activity import activity_of
 from lab.diagnose.why.evidence import Evidence
-from lab.diagnose.why.sequences import Divergence, first_divergence, place_of
+from lab.diagnose.why.sequences import Divergence, first_divergence, place, place_of
 from lab.diagnose.why.telling import at, seen
 from lab.diagnose.why.unused import UNUSED_CURE, unused_by
 from lab.diagnose.why.waits import Wait, innocents
@@ -153,7 +153,7 @@ def _before(evidence: Evidence, found: Divergence, group: str) -> str:
     if any(found.seq - 1 in calls for calls in recorded[: len(found.others)]):
         before = f"up to #{found.seq - 1} the ranks' collectives of {group}"
         places = {
-            n: {place_of(calls[n].site) for calls in recorded if n in calls}
+            n: {place(calls[n]) for calls in recorded if n in calls}
             for n in recorded[0]
             if n < found.seq
         }

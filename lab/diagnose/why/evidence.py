@@ -56,6 +56,8 @@ class Collective:
     """The line of the user's code that called it."""
     via: str | None
     """The library's function that was called there: `all_reduce`, `backward`."""
+    callers: tuple[Frame, ...] = ()
+    """The lines that called that one, innermost first, as far as they tell its calls apart."""
     is_recorded: bool = True
     """Else it was read from a stack: nothing is known of its tensors."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from lab.diagnose.why.callers import with_telling_callers
 from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey, Json, Node, Pulse, Rank
 
 MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
@@ -21,7 +22,9 @@ def read_evidence(data: Json) -> Evidence:
         world_size=data["world_size"],
         master=data.get("master"),
         nodes={name: _node(name, node) for name, node in data["nodes"].items()},
-        ranks={int(rank): _rank(int(rank), one) for rank, one in data["ranks"].items()},
+        ranks=with_telling_callers(
+            {int(rank): _rank(int(rank), one) for rank, one in data["ranks"].items()}
+        ),
         failure=data.get("failure"),
     )
 
@@ -132,5 +135,6 @@ def _collective(group: GroupKey, data: Json) -> Collective:
         done=data["done"],
         time=data.get("time"),
         site=None if site is None else _frame(site),
+        callers=tuple(_frame(frame) for frame in data.get("callers") or ()),
         via="forward" if data.get("via") in MODULE_CALLS else data.get("via"),
     )

@@ -21,6 +21,7 @@ ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 Difference = Literal["skipped-collective", "extra-collective", "mismatched-collective"]
 Calls = Mapping[int, Collective]
 Place = tuple[str, int | None]
+Places = tuple[Place, ...]
 T = TypeVar("T")
 
 
@@ -193,8 +194,8 @@ def _come_apart(ours: Calls, theirs: Calls, seq: int) -> bool:
 
 def _are_common(ours: Calls, theirs: Calls, seq: int) -> bool:
     """Whether either side has called from both lines: in turn, perhaps."""
-    here = {place_of(ours[seq].site), place_of(theirs[seq].site)}
-    return all(here <= {place_of(one.site) for one in calls.values()} for calls in (ours, theirs))
+    here = {place(ours[seq]), place(theirs[seq])}
+    return all(here <= {place(one) for one in calls.values()} for calls in (ours, theirs))
 
 
 def _were_shared(lists: Mapping[int, Calls], one: Collective, other: Collective) -> bool:
@@ -211,11 +212,11 @@ def _were_shared(lists: Mapping[int, Calls], one: Collective, other: Collective)
     ):
         return False
     met = {
-        place_of(call.site)
+        place(call)
         for n, call in first.items()
         if n < one.seq and all(n in calls and _same(calls[n], call) for calls in rest)
     }
-    return {place_of(one.site), place_of(other.site)} <= met
+    return {place(one), place(other)} <= met
 
 
 def _is_moved(short: Calls, long: Calls, seq: int, count: int) -> bool:
@@ -241,7 +242,7 @@ def _distance(calls: Calls, seq: int, other: Collective) -> int:
 
 def _by_novelty(ours: Calls, theirs: Calls, seq: int) -> Difference:
     """Nothing but this one call tells: is it new to one side, and the other's known?"""
-    if place_of(theirs[seq].site) in (place_of(ours[seq].site), None):
+    if theirs[seq].site is None or place(theirs[seq]) == place(ours[seq]):
         return "mismatched-collective"
     usual, new = _is_known(ours, ours[seq], seq), not _is_known(theirs, theirs[seq], seq)
     if usual and new:
@@ -256,11 +257,18 @@ def place_of(site: Frame | None) -> Place | None:
     return None if site is None else (site.file, site.line)
 
 
+def place(call: Collective) -> Places | None:
+    """From where it was called: its line, and the callers of that where it has several."""
+    if call.site is None:
+        return None
+    return tuple((frame.file, frame.line) for frame in (call.site, *call.callers))
+
+
 def _same(one: Collective, other: Collective) -> bool:
     """The same call, from the same line."""
     if not (one.is_recorded and other.is_recorded):
         return one.op == other.op and place_of(one.site) == place_of(other.site) is not None
-    return _same_tensors(one, other) and place_of(one.site) == place_of(other.site)
+    return _same_tensors(one, other) and place(one) == place(other)
 
 
 def _same_tensors(one: Collective, other: Collective) -> bool:
