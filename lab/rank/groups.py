@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from .blocks import blocks_of
 from .frames import is_labs, is_users, shown
 from .imports import C10D, after_import, replace
 
@@ -145,7 +146,7 @@ def history(start_folder: str) -> Told:
 
     Returns:
         `groups`: each with its members and how far it has come; `collectives`: the newest of each,
-        in the order in which they began.
+        in the order in which they began; `blocks`: those around the lines that led there.
     """
     members = _members()
     if not members and _left:
@@ -177,7 +178,11 @@ def history(start_folder: str) -> Told:
             }
         )
     known = [entry for of_group in found.values() for entry in of_group[-NEWEST:]]
-    return {"groups": groups, "collectives": [_told(entry, start_folder) for entry in known]}
+    return {
+        "groups": groups,
+        "collectives": [_told(entry, start_folder) for entry in known],
+        "blocks": _blocks(known, start_folder),
+    }
 
 
 def _told(entry: Mapping[str, Any], start_folder: str) -> Told:
@@ -192,6 +197,21 @@ def _told(entry: Mapping[str, Any], start_folder: str) -> Told:
         "time": entry["time_created_ns"] / 1e9,
         **_call(entry.get("frames", ()), start_folder),
     }
+
+
+def _blocks(entries: Iterable[Mapping[str, Any]], start_folder: str) -> list[Told]:
+    places = {
+        (frame["filename"], frame["line"])
+        for entry in entries
+        for frame in entry.get("frames", ())
+        if is_users(frame["filename"])
+    }
+    found = [(file, line, blocks_of(file, line)) for file, line in sorted(places)]
+    return [
+        {"file": shown(file, start_folder), "line": line, "blocks": blocks}
+        for file, line, blocks in found
+        if blocks is not None
+    ]
 
 
 def _call(frames: Iterable[Mapping[str, Any]], start_folder: str) -> Told:

@@ -31,7 +31,7 @@ def _trimmed(rank: Rank, branches: set[Frame], common: Mapping[Frame | None, int
 
 
 def _without(branches: set[Frame], call: Collective) -> tuple[Frame, ...]:
-    return tuple(one for one in call.callers if one not in branches)
+    return tuple(one for one in call.stack if one not in branches)
 
 
 def _branches(ranks: Mapping[int, Rank]) -> set[Frame]:
@@ -40,7 +40,7 @@ def _branches(ranks: Mapping[int, Rank]) -> set[Frame]:
     Each rank that was never at the one was at another of the same function, where nobody else was.
     """
     passed = {
-        number: {frame for call in rank.collectives for frame in call.callers}
+        number: {frame for call in rank.collectives for frame in call.stack}
         for number, rank in ranks.items()
         if rank.collectives
     }

@@ -5,8 +5,8 @@ from operator import eq
 
 from lab.diagnose.finding import Finding
 from lab.diagnose.why.differing import CURES
-from lab.diagnose.why.evidence import Collective, Evidence, Rank
-from lab.diagnose.why.sequences import Place, place_of, rounds
+from lab.diagnose.why.evidence import Collective, Evidence, Place, Rank
+from lab.diagnose.why.sequences import place_of, rounds
 from lab.diagnose.why.telling import at
 from lab.diagnose.why.waits import Wait, circle, innocents
 from lab.diagnose.why.wording import (

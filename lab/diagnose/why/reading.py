@@ -1,9 +1,21 @@
 """The evidence as it is read: docs/why.md describes the document."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from lab.diagnose.why.callers import with_telling_callers
-from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey, Json, Node, Pulse, Rank
+from lab.diagnose.why.evidence import (
+    Block,
+    Collective,
+    Evidence,
+    Frame,
+    GroupKey,
+    Json,
+    Node,
+    Place,
+    Pulse,
+    Rank,
+)
 
 MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
 """What calls a module's forward and its hooks (torch.nn.Module)."""
@@ -50,6 +62,10 @@ def _rank(number: int, data: Json) -> Rank:
     threads = sorted(data.get("threads") or (), key=lambda thread: not thread["main"])
     stacks = [tuple(_frame(frame) for frame in one["frames"]) for one in threads]
     shown = _shown(stacks)
+    blocks = {
+        (one["file"], one["line"]): tuple((kind, line, n) for kind, line, n in one["blocks"])
+        for one in data.get("blocks") or ()
+    }
     return Rank(
         number=number,
         node=data["node"],
@@ -70,7 +86,7 @@ def _rank(number: int, data: Json) -> Rank:
         groups={groups[one["name"]]: one.get("backend") or "" for one in data.get("groups") or ()},
         has_left=any(one.get("left") for one in data.get("groups") or ()),
         collectives=tuple(
-            _collective(groups[one["group"]], one) for one in calls if not one.get("p2p")
+            _collective(groups[one["group"]], one, blocks) for one in calls if not one.get("p2p")
         ),
         messages={
             (groups[one["group"]], one["peer"], one["tag"]): (one["sent"], one["received"])
@@ -124,8 +140,14 @@ def _frame(data: Json) -> Frame:
     )
 
 
-def _collective(group: GroupKey, data: Json) -> Collective:
-    site = data.get("site")
+def _collective(
+    group: GroupKey, data: Json, blocks: Mapping[Place, tuple[Block, ...]]
+) -> Collective:
+    lines = [data.get("site"), *(data.get("callers") or ())]
+    frames = [
+        replace(frame, blocks=blocks.get((frame.file, frame.line)))
+        for frame in (_frame(one) for one in lines if one is not None)
+    ]
     return Collective(
         group=group,
         seq=data["seq"],
@@ -134,7 +156,7 @@ def _collective(group: GroupKey, data: Json) -> Collective:
         dtypes=tuple(data["dtypes"]),
         done=data["done"],
         time=data.get("time"),
-        site=None if site is None else _frame(site),
-        callers=tuple(_frame(frame) for frame in data.get("callers") or ()),
+        site=frames[0] if frames else None,
+        stack=tuple(frames[1:]),
         via="forward" if data.get("via") in MODULE_CALLS else data.get("via"),
     )
