@@ -9,6 +9,7 @@ Nothing is imported here: where the script has not imported torch.distributed th
 import contextlib
 import functools
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -50,6 +51,8 @@ Told = dict[str, Any]
 
 _left: Told = {}
 """What is told of the groups that the script has destroyed."""
+_leaving = threading.Event()
+"""Set while it destroys them: they are there yet, and nobody meets this rank in them any more."""
 
 
 def watch(start_folder: str) -> None:
@@ -66,10 +69,14 @@ def _keeping(leave: Callable[..., Any], start_folder: str) -> Callable[..., Any]
             with contextlib.suppress(Exception):  # the script leaves, whatever becomes of this
                 last = history(start_folder)
                 _left.update(last, groups=[{**one, "left": True} for one in last["groups"]])
+                _leaving.set()
             # Threads of the groups that wait for the interpreter's lock, to let go of what is done,
             # get it now: torch 2.13 holds it while it waits for them.
             time.sleep(LEAVING)
-        return leave(group)
+        try:
+            return leave(group)
+        finally:
+            _leaving.clear()
 
     return wrapped
 
@@ -149,7 +156,7 @@ def history(start_folder: str) -> Told:
         in the order in which they began; `blocks`: those around the lines that led there.
     """
     members = _members()
-    if not members and _left:
+    if _left and (_leaving.is_set() or not members):
         return _left
     record = _record(entries=True) if members else {}
     entries = record.get("entries", ())

@@ -8,7 +8,7 @@ from lab.diagnose.why.evidence import Evidence, Rank
 from lab.diagnose.why.progress import JUST_NOW
 from lab.diagnose.why.telling import at, does, seen
 from lab.diagnose.why.unused import UNUSED_CURE, unused_by
-from lab.diagnose.why.waits import LEAVING, Wait, innocents, roots
+from lab.diagnose.why.waits import Wait, has_gone, innocents, roots
 from lab.diagnose.why.wording import site_in_words, who
 from lab.diagnose.words import ranks_in_words
 
@@ -29,6 +29,7 @@ CURES: Mapping[str, str] = {
     "a longer time-out of the process group only hides it",
 }
 
+LEFT_CURE = "let every rank make this call before it destroys its process groups"
 BLOCKED_CURE = (
     "see what this line waits for (a lock, a queue, a process, a connection, a pause), and whether "
     "it ever comes; let the others not wait in a collective meanwhile"
@@ -51,28 +52,47 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     first = evidence.ranks[ranks[0]]
     activity = activity_of(first)
     wait = _wait_for(waits, ranks)
-    what = does(first, activity)
-    if len(ranks) > 1:
-        all_ended = first.ended is not None
-        what = "have ended" if all_ended else f"are late: rank {first.number} {what}"
+    what = _what([evidence.ranks[number] for number in ranks])
     names = unused_by(first, evidence) if kind == "unused-parameter" else ()
     without = f"; no gradient: {', '.join(names)}" if names else ""
+    never = ""
+    if kind == "ended-early" and first.has_left and wait.call is not None:
+        never = f", which {'it has' if len(ranks) == 1 else 'they have'} not called"
     is_blocked = kind == "busy-alone" and activity.doing is Doing.ELSE and first.is_idle
     finding = Finding(
         kind,
         "error",
         f"{who(ranks, evidence)} {_behind(ranks, first, wait)}{what}; "
         f"{_waiting(waits, wait)} for {'it' if len(ranks) == 1 else 'them'} in {wait.what}"
-        f"{site_in_words(wait.site)}{without}",
+        f"{site_in_words(wait.site)}{never}{without}",
         ranks=ranks,
         nodes=evidence.nodes_of(ranks),
         innocent=innocents(waits, ranks),
         evidence=tuple(seen(evidence.ranks[number]) for number in reasons),
-        cure=BLOCKED_CURE if is_blocked else CURES.get(kind),
+        cure=BLOCKED_CURE if is_blocked else _cure(kind, first),
     )
     # The line that a rank which has ended did not come to is where the others wait for it.
-    is_over = first.ended is not None or activity.doing is Doing.ENDING
+    is_over = first.ended is not None or first.has_left or activity.doing is Doing.ENDING
     return at(finding, wait.site if is_over else activity.site)
+
+
+def _what(late: Sequence[Rank]) -> str:
+    """What they do, in words: of several, the first."""
+    first, several = late[0], len(late) > 1
+    if not has_gone(first):
+        does_it = does(first, activity_of(first))
+        return f"are late: rank {first.number} {does_it}" if several else does_it
+    if all(one.ended is None and one.has_left for one in late):
+        now = "" if several else f", and {does(first, activity_of(first))}"
+        left = "have left their" if several else "has left its"
+        return f"{left} process groups{now}"
+    return "have ended" if several else does(first, activity_of(first))
+
+
+def _cure(kind: WhyKind, first: Rank) -> str | None:
+    if kind == "ended-early" and first.ended is None and first.has_left:
+        return f"{LEFT_CURE}; {CURES[kind]}"
+    return CURES.get(kind)
 
 
 def judge_loading(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
@@ -97,10 +117,9 @@ def judge_loading(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | No
 def _reason(evidence: Evidence, rank: Rank, waits: Mapping[int, Wait]) -> WhyKind:
     if rank.ended is not None:
         return "failed" if rank.ended["code"] else "ended-early"
-    activity = activity_of(rank)
-    doing = activity.doing
-    if activity.function == LEAVING or doing is Doing.ENDING:
+    if has_gone(rank):
         return "ended-early"
+    doing = activity_of(rank).doing
     wait = _wait_for(waits, (rank.number,))
     if wait.call is not None and wait.call.via == "backward" and unused_by(rank, evidence):
         return "unused-parameter"
