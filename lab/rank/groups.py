@@ -9,16 +9,21 @@ Nothing is imported here: where the script has not imported torch.distributed th
 import contextlib
 import functools
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from .blocks import blocks_of
 from .frames import is_labs, is_users, shown
 from .imports import C10D, after_import, replace
 
 NEWEST = 256
 """How many collectives are told of, of each group: a difference may lie far back."""
+CALLERS = 3
+"""How many lines of the user's own code are told of that led to the one that called: a helper may
+be called from several."""
 WRAPPERS = ("c10d_logger.py", "_contextlib.py")
 """Files of torch whose frames stand around a function, and say nothing."""
 LEAVE = "destroy_process_group"
@@ -46,6 +51,8 @@ Told = dict[str, Any]
 
 _left: Told = {}
 """What is told of the groups that the script has destroyed."""
+_leaving = threading.Event()
+"""Set while it destroys them: they are there yet, and nobody meets this rank in them any more."""
 
 
 def watch(start_folder: str) -> None:
@@ -62,10 +69,14 @@ def _keeping(leave: Callable[..., Any], start_folder: str) -> Callable[..., Any]
             with contextlib.suppress(Exception):  # the script leaves, whatever becomes of this
                 last = history(start_folder)
                 _left.update(last, groups=[{**one, "left": True} for one in last["groups"]])
+                _leaving.set()
             # Threads of the groups that wait for the interpreter's lock, to let go of what is done,
             # get it now: torch 2.13 holds it while it waits for them.
             time.sleep(LEAVING)
-        return leave(group)
+        try:
+            return leave(group)
+        finally:
+            _leaving.clear()
 
     return wrapped
 
@@ -142,10 +153,10 @@ def history(start_folder: str) -> Told:
 
     Returns:
         `groups`: each with its members and how far it has come; `collectives`: the newest of each,
-        in the order in which they began.
+        in the order in which they began; `blocks`: those around the lines that led there.
     """
     members = _members()
-    if not members and _left:
+    if _left and (_leaving.is_set() or not members):
         return _left
     record = _record(entries=True) if members else {}
     entries = record.get("entries", ())
@@ -174,7 +185,11 @@ def history(start_folder: str) -> Told:
             }
         )
     known = [entry for of_group in found.values() for entry in of_group[-NEWEST:]]
-    return {"groups": groups, "collectives": [_told(entry, start_folder) for entry in known]}
+    return {
+        "groups": groups,
+        "collectives": [_told(entry, start_folder) for entry in known],
+        "blocks": _blocks(known, start_folder),
+    }
 
 
 def _told(entry: Mapping[str, Any], start_folder: str) -> Told:
@@ -191,14 +206,38 @@ def _told(entry: Mapping[str, Any], start_folder: str) -> Told:
     }
 
 
+def _blocks(entries: Iterable[Mapping[str, Any]], start_folder: str) -> list[Told]:
+    places = {
+        (frame["filename"], frame["line"])
+        for entry in entries
+        for frame in entry.get("frames", ())
+        if is_users(frame["filename"])
+    }
+    found = [(file, line, blocks_of(file, line)) for file, line in sorted(places)]
+    return [
+        {"file": shown(file, start_folder), "line": line, "blocks": blocks}
+        for file, line, blocks in found
+        if blocks is not None
+    ]
+
+
 def _call(frames: Iterable[Mapping[str, Any]], start_folder: str) -> Told:
-    """Where the user's own code called it, and which function of a library it called."""
+    """Where the user's own code called it, what led there, and which of a library's functions."""
     via = None
+    own: list[Told] = []
     for frame in frames:  # the innermost first
         file = frame["filename"]
         if is_users(file):
-            site = {"file": shown(file, start_folder), "line": frame["line"]}
-            return {"site": {**site, "function": frame["name"]}, "via": via}
-        if not is_labs(file) and not file.endswith(WRAPPERS) and frame["name"] not in DECORATORS:
+            place = {"file": shown(file, start_folder), "line": frame["line"]}
+            own.append({**place, "function": frame["name"]})
+            if len(own) > CALLERS:
+                break
+        elif (
+            not own
+            and not is_labs(file)
+            and not file.endswith(WRAPPERS)
+            and frame["name"] not in DECORATORS
+        ):
             via = frame["name"]
-    return {"site": None, "via": via}
+    site, callers = (own[0], own[1:]) if own else (None, [])
+    return {"site": site, "callers": callers, "via": via}

@@ -339,6 +339,8 @@ class Attempt:
             summary = f"{ranks} rank{'s' * (ranks > 1)} ended well in {seconds:.1f} s"
         rss = {link.node.name: link.max_rss_kib for link in self._links.values()}
         failed = {first.rank, *victims, *others} if first is not None else set()
+        why = self._inquiry.review() if kind == "ok" else self._inquiry.conclude(first)
+        left = why.ranks if why is not None and why.kind == "ended-early" else ()
         return Verdict(
             kind,
             code,
@@ -348,8 +350,10 @@ class Attempt:
             others=others,
             other_reasons=self._failures.other_reasons,
             ended=tuple(sorted(self._ended - failed)) if kind != "interrupted" else (),
-            hint=None if first is None else hint_for_victim(first, self._ended_well, self._ended),
+            hint=None
+            if first is None
+            else hint_for_victim(first, self._ended_well, self._ended, left),
             silent=self._silent,
             seconds=round(time.monotonic() - self._started_at, 3),
             max_rss_kib={**rss, "controller": peak_memory_kib()},
-        ).with_why(self._inquiry.review() if kind == "ok" else self._inquiry.conclude(first))
+        ).with_why(why)

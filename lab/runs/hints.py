@@ -120,7 +120,10 @@ def hint_for(failure: Failure, job: Job) -> str | None:
 
 
 def hint_for_victim(
-    failure: Failure, ended_well: Collection[int], ended: Collection[int]
+    failure: Failure,
+    ended_well: Collection[int],
+    ended: Collection[int],
+    left: Collection[int] = (),
 ) -> str | None:
     """One line about a failure that tells of another rank, where no other one was the cause.
 
@@ -128,12 +131,15 @@ def hint_for_victim(
         failure: the first failure of a run.
         ended_well: ranks that had ended with 0.
         ended: ranks that lab ended after it had waited for one of them to say why.
+        left: ranks that are known to have left the others before.
     """
     if not failure.looks_like_victim:
         return None
     told = "this is what happens to a rank when it misses another"
     if ended_well:
         return f"{told}: {ranks_in_words(ended_well)} had ended before, with code 0"
+    if left:
+        return f"{told}: {ranks_in_words(left)} had left before"
     if ended:
         return (
             f"{told}, but none has failed by itself in {VICTIM_PATIENCE:g} s; "

@@ -16,8 +16,11 @@ def call(
     dtype: str = "float32",
     via: str | None = None,
     ago: float | None = None,
+    callers: Sequence[tuple[str, int]] = (),
 ) -> Json:
-    """One collective of the default group; done, unless it is the last of `rank(waits=True)`."""
+    """One collective of the default group; `callers`: functions and lines of the script.
+
+    Done, unless it is the last of `rank(waits=True)`."""
     return {
         "group": "0",
         "seq": seq,
@@ -27,6 +30,7 @@ def call(
         "done": True,
         "time": NOW - (1000 - seq if ago is None else ago),
         "site": {"file": "train.py", "line": line, "function": "main"},
+        "callers": [{"file": "train.py", "line": line, "function": name} for name, line in callers],
         "via": via or op,
     }
 

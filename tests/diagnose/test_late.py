@@ -45,8 +45,9 @@ def test_most_who_have_left_their_groups_do_not_wait_for_the_others() -> None:
     for one in left:
         one["groups"][0]["left"] = True
     found = diagnose(evidence([left[0], past(), left[1]]))
-    assert (found.kind, found.ranks) == ("busy-alone", (0, 2))
-    assert [one.ranks for one in found.innocent] == [(1,)]
+    assert (found.kind, found.ranks) == ("extra-collective", (1,))
+    found = diagnose(evidence([left[0], past(), left[1], past()]))
+    assert (found.kind, found.ranks) == ("ended-early", (0, 2))
 
 
 def test_who_computes_nothing_is_said_to_wait() -> None:

@@ -1,5 +1,6 @@
 """The judge of hangs on what was seen: who is named, who is not, and when nobody is."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -206,6 +207,28 @@ def test_a_line_that_only_one_rank_has_called_is_one_too_many_when_the_others_ar
     others = [over(12, 14, 18) for _ in range(1, world)]
     late = diagnose(evidence([validates, *others]))
     assert (late.kind, late.ranks) == ("ended-early", tuple(range(1, world)))
+
+
+def test_a_round_more_than_most_is_of_the_rank_that_makes_it_however_far_the_others_are() -> None:
+    more = rank(lines_of(12, 12, 12), waits=True)
+    leaves = rank(lines_of(12, 12), stack=frames(40, (C10D, "destroy_process_group")))
+    has_left = rank(lines_of(12, 12), stack=frames(40))
+    has_left["groups"][0]["left"] = True
+    for others in ([over(12, 12)] * 3, [leaves] * 3, [has_left, leaves, over(12, 12)]):
+        finding = diagnose(evidence([more, *copy.deepcopy(others)]))
+        assert named(finding) == ("extra-collective", (0,), 12)
+        assert "once more than ranks 1-3, which are over after 2 calls" in finding.summary
+        assert not finding.innocent
+
+
+def test_who_has_left_its_groups_does_not_come_to_what_the_others_wait_in() -> None:
+    leaves = rank(STEP[:3], stack=frames(50))
+    leaves["groups"][0]["left"] = True
+    finding = diagnose(evidence([waiting(), leaves, waiting()]))
+    assert (finding.kind, finding.ranks) == ("ended-early", (1,))
+    assert finding.line == waiting()["collectives"][-1]["site"]["line"]
+    assert "has left its process groups, and is at train.py:50" in finding.summary
+    assert finding.summary.endswith("which it has not called")
 
 
 def test_of_two_ranks_a_last_line_may_be_one_too_many_or_left_out() -> None:

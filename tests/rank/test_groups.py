@@ -22,9 +22,13 @@ def test_the_function_that_the_script_has_called_is_told_and_not_what_is_around_
         frame("/home/me/train.py", "<module>", 20),
     ]
     site = {"file": "train.py", "line": 11, "function": "main"}
-    assert _call(frames, "/home/me") == {"site": site, "via": "save"}
+    assert _call(frames, "/home/me") == {
+        "site": site,
+        "callers": [{"file": "train.py", "line": 20, "function": "<module>"}],
+        "via": "save",
+    }
 
 
 def test_what_no_line_of_the_script_has_called_has_no_place() -> None:
     frames = [frame(f"{TORCH}/distributed_c10d.py", "all_gather")]
-    assert _call(frames, "/home/me") == {"site": None, "via": "all_gather"}
+    assert _call(frames, "/home/me") == {"site": None, "callers": [], "via": "all_gather"}

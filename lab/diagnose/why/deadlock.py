@@ -6,9 +6,9 @@ from operator import eq
 from lab.diagnose.finding import Finding
 from lab.diagnose.why.chains import circle
 from lab.diagnose.why.differing import CURES
-from lab.diagnose.why.evidence import Collective, Evidence, Rank
+from lab.diagnose.why.evidence import Collective, Evidence, Place, Rank
 from lab.diagnose.why.messages import NO_PARTNER, Odd, odd_of, sent_to
-from lab.diagnose.why.sequences import Place, place_of, rounds
+from lab.diagnose.why.sequences import place_of, rounds
 from lab.diagnose.why.telling import at, seen
 from lab.diagnose.why.waits import Wait, innocents
 from lab.diagnose.why.wording import (

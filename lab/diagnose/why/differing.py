@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from lab.diagnose.finding import Finding, Innocent, WhyKind
 from lab.diagnose.why.activity import activity_of
 from lab.diagnose.why.evidence import Evidence
-from lab.diagnose.why.sequences import Divergence, first_divergence, place_of
+from lab.diagnose.why.sequences import Divergence, first_divergence, place, place_of
 from lab.diagnose.why.telling import at, seen
 from lab.diagnose.why.unused import UNUSED_CURE, unused_by
 from lab.diagnose.why.waits import Wait, innocents
@@ -36,6 +36,12 @@ CURES: Mapping[WhyKind, str] = {
     "mismatched-collective": "give all ranks the same operation, and tensors of the same shape "
     "and dtype, at this point",
 }
+ROUNDS_CURE = (
+    "one of the two: where the call comes after a loop, give the loop as many rounds on all ranks "
+    "(DistributedSampler, drop_last=True, a decision to stop that all ranks share, DDP's join()); "
+    "where only some ranks come to it, make it on all ranks of the group, or on none"
+)
+"""Where a rank has made a call too many, or come to it too early."""
 
 
 def judge_differing(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
@@ -57,7 +63,7 @@ def finding_of(evidence: Evidence, found: Divergence, waits: Mapping[int, Wait])
         nodes=evidence.nodes_of(found.ranks),
         innocent=_others(found, waits),
         evidence=_seen(evidence, found),
-        cure=UNUSED_CURE if unused else cure_of(found.kind, _via(found)),
+        cure=UNUSED_CURE if unused else _cure(found),
     )
     return at(finding, found.called.site)
 
@@ -72,6 +78,11 @@ def cure_of(kind: WhyKind, via: str | None) -> str:
     if kind == "extra-collective" and via == "forward":
         return INSIDE_CURE
     return CURES[kind]
+
+
+def _cure(found: Divergence) -> str:
+    cure = cure_of(found.kind, _via(found))
+    return ROUNDS_CURE if found.is_open and cure == CURES["extra-collective"] else cure
 
 
 def _via(found: Divergence) -> str | None:
@@ -91,6 +102,13 @@ def _summary(evidence: Evidence, found: Divergence) -> str:
         return (
             f"{guilty} skipped {call_in_words(found.expected, evidence)}{further}, which {others} "
             f"called{expected}, and went on to {went_on}"
+        )
+    if found.kind == "extra-collective" and found.is_open:
+        it = "it" if len(found.ranks) == 1 else "they"
+        return (
+            f"{guilty} called {call}, where {others} called {short_in_words(found.expected)}"
+            f"{expected} once more: either {it} did fewer rounds with that line, or only {it} "
+            f"{'makes' if it == 'it' else 'make'} this call"
         )
     if found.kind == "extra-collective":
         return (
@@ -153,7 +171,7 @@ def _before(evidence: Evidence, found: Divergence, group: str) -> str:
     if any(found.seq - 1 in calls for calls in recorded[: len(found.others)]):
         before = f"up to #{found.seq - 1} the ranks' collectives of {group}"
         places = {
-            n: {place_of(calls[n].site) for calls in recorded if n in calls}
+            n: {place(calls[n]) for calls in recorded if n in calls}
             for n in recorded[0]
             if n < found.seq
         }

@@ -1,13 +1,17 @@
 """What was gathered from nodes and ranks, as typed objects."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 Json = Mapping[str, Any]
 GroupKey = tuple[str, tuple[int, ...]]
 """A process group: its name, which ranks may use for different groups, and its global ranks."""
+Place = tuple[str, int | None]
+"""A file and a line."""
+Block = tuple[str, int, int]
+"""A `loop` or `condition`, its line and which of its branches."""
 Lane = tuple[GroupKey, int | None, int]
 """Of messages: the group, the other global rank (None: received from whoever sends), the tag."""
 
@@ -39,6 +43,8 @@ class Frame:
     """In torch.distributed: group, src, dst and their like."""
     code: str | None = None
     """The line itself, of the innermost frame of the user's code."""
+    blocks: tuple[Block, ...] | None = field(default=None, compare=False)
+    """The loops and conditions that it is in; of a call's lines, where their source is known."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,10 @@ class Collective:
     """The line of the user's code that called it."""
     via: str | None
     """The library's function that was called there: `all_reduce`, `backward`."""
+    stack: tuple[Frame, ...] = ()
+    """The lines that called that one, innermost first."""
+    callers: tuple[Frame, ...] = ()
+    """Those that tell its calls apart."""
     is_recorded: bool = True
     """Else it was read from a stack: nothing is known of its tensors."""
 

@@ -10,7 +10,7 @@ from lab.diagnose.why.progress import JUST_NOW
 from lab.diagnose.why.sequences import place_of
 from lab.diagnose.why.telling import at, does, seen
 from lab.diagnose.why.unused import UNUSED_CURE, unused_by
-from lab.diagnose.why.waits import LEAVING, Wait, innocents, may_wait
+from lab.diagnose.why.waits import Wait, has_gone, innocents, may_wait
 from lab.diagnose.why.wording import site_in_words, who
 from lab.diagnose.words import ranks_in_words
 from lab.node.victims import timed_out
@@ -32,6 +32,7 @@ CURES: Mapping[str, str] = {
     "a longer time-out of the process group only hides it",
 }
 
+LEFT_CURE = "let every rank make this call before it destroys its process groups"
 BLOCKED_CURE = (
     "see what this line waits for (a lock, a queue, a process, a connection, a pause), and whether "
     "it ever comes; let the others not wait in a collective meanwhile"
@@ -67,10 +68,7 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     first = evidence.ranks[ranks[0]]
     activity = activity_of(first)
     wait = _wait_for(waits, ranks)
-    what = does(first, activity, idle="waits")
-    if len(ranks) > 1:
-        all_ended = first.ended is not None
-        what = "have ended" if all_ended else f"are late: rank {first.number} {what}"
+    what = _what([evidence.ranks[number] for number in ranks])
     names = unused_by(first, evidence) if kind == "unused-parameter" else ()
     without = f"; no gradient: {', '.join(names)}" if names else ""
     # Anybody may have to set a key.
@@ -78,12 +76,15 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     are_most = kind == "busy-alone" and _are_most(evidence, ranks, waits)
     if are_most and not first.is_busy:
         return _who_waits_for_whom(evidence, ranks, waits)
+    never = ""
+    if kind == "ended-early" and first.has_left and wait.call is not None:
+        never = f", which {'it has' if len(ranks) == 1 else 'they have'} not called"
     finding = Finding(
         kind,
         "error",
         f"{who(ranks, evidence)} {_behind(ranks, first, wait)}{what}; "
         f"{_waiting(waits, wait)} for {'it' if len(ranks) == 1 else 'them'} in {wait.what}"
-        f"{site_in_words(wait.site)}{without}",
+        f"{site_in_words(wait.site)}{never}{without}",
         ranks=ranks,
         nodes=evidence.nodes_of(ranks),
         innocent=() if are_most or no_innocents else innocents(waits, ranks),
@@ -91,8 +92,21 @@ def judge_late(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
         cure=_cure(evidence, kind, first),
     )
     # The line that a rank which has ended did not come to is where the others wait for it.
-    is_over = first.ended is not None or activity.doing is Doing.ENDING
+    is_over = first.ended is not None or first.has_left or activity.doing is Doing.ENDING
     return at(finding, wait.site if is_over else activity.site)
+
+
+def _what(late: Sequence[Rank]) -> str:
+    """What they do, in words: of several, the first."""
+    first, several = late[0], len(late) > 1
+    if not has_gone(first):
+        does_it = does(first, activity_of(first), idle="waits")
+        return f"are late: rank {first.number} {does_it}" if several else does_it
+    if all(one.ended is None and one.has_left for one in late):
+        now = "" if several else f", and {does(first, activity_of(first))}"
+        left = "have left their" if several else "has left its"
+        return f"{left} process groups{now}"
+    return "have ended" if several else does(first, activity_of(first))
 
 
 def judge_loading(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
@@ -119,10 +133,9 @@ def _reason(evidence: Evidence, rank: Rank, waits: Mapping[int, Wait]) -> WhyKin
         if rank.exception is not None and may_wait(rank):
             return "unknown"  # it has lost a peer, for whichever it waited
         return "failed" if rank.ended["code"] else "ended-early"
-    activity = activity_of(rank)
-    doing = activity.doing
-    if activity.function == LEAVING or doing is Doing.ENDING:
+    if has_gone(rank):
         return "ended-early"
+    doing = activity_of(rank).doing
     wait = _wait_for(waits, (rank.number,))
     if wait.call is not None and wait.call.via == "backward" and unused_by(rank, evidence):
         return "unused-parameter"
@@ -140,6 +153,8 @@ def _wait_for(waits: Mapping[int, Wait], ranks: Sequence[int]) -> Wait:
 
 
 def _cure(evidence: Evidence, kind: WhyKind, rank: Rank) -> str | None:
+    if kind == "ended-early" and rank.ended is None and rank.has_left:
+        return f"{LEFT_CURE}; {CURES[kind]}"
     if kind not in ("busy-alone", "data-loader"):
         return CURES.get(kind)
     is_own = kind == "busy-alone" and activity_of(rank).doing is Doing.ELSE

@@ -7,7 +7,7 @@ from lab.diagnose.finding import Finding
 from lab.diagnose.why.chains import roots
 from lab.diagnose.why.evidence import IDLE, WATCHED, Evidence, Rank
 from lab.diagnose.why.telling import seen
-from lab.diagnose.why.waits import Wait
+from lab.diagnose.why.waits import Wait, has_gone
 from lab.diagnose.words import ranks_in_words
 
 JUST_NOW = 5.0
@@ -46,7 +46,7 @@ def judge_progress(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | N
 def judge_patience(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | None:
     """Say that the ranks wait as long as they often do, where that is so."""
     late = roots(waits)
-    ended = any(evidence.ranks[n].ended is not None for n in late)
+    ended = any(has_gone(evidence.ranks[n]) for n in late)
     if evidence.because == "failure" or not late or ended:
         return None
     patience = JUST_NOW if evidence.because == "asked" else 0.0

@@ -1,8 +1,21 @@
 """The evidence as it is read: docs/why.md describes the document."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey, Json, Node, Pulse, Rank
+from lab.diagnose.why.callers import with_telling_callers
+from lab.diagnose.why.evidence import (
+    Block,
+    Collective,
+    Evidence,
+    Frame,
+    GroupKey,
+    Json,
+    Node,
+    Place,
+    Pulse,
+    Rank,
+)
 
 MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
 """What calls a module's forward and its hooks (torch.nn.Module)."""
@@ -21,7 +34,9 @@ def read_evidence(data: Json) -> Evidence:
         world_size=data["world_size"],
         master=data.get("master"),
         nodes={name: _node(name, node) for name, node in data["nodes"].items()},
-        ranks={int(rank): _rank(int(rank), one) for rank, one in data["ranks"].items()},
+        ranks=with_telling_callers(
+            {int(rank): _rank(int(rank), one) for rank, one in data["ranks"].items()}
+        ),
         failure=data.get("failure"),
     )
 
@@ -47,6 +62,10 @@ def _rank(number: int, data: Json) -> Rank:
     threads = sorted(data.get("threads") or (), key=lambda thread: not thread["main"])
     stacks = [tuple(_frame(frame) for frame in one["frames"]) for one in threads]
     shown = _shown(stacks)
+    blocks = {
+        (one["file"], one["line"]): tuple((kind, line, n) for kind, line, n in one["blocks"])
+        for one in data.get("blocks") or ()
+    }
     return Rank(
         number=number,
         node=data["node"],
@@ -69,7 +88,7 @@ def _rank(number: int, data: Json) -> Rank:
         groups={groups[one["name"]]: one.get("backend") or "" for one in data.get("groups") or ()},
         has_left=any(one.get("left") for one in data.get("groups") or ()),
         collectives=tuple(
-            _collective(groups[one["group"]], one) for one in calls if not one.get("p2p")
+            _collective(groups[one["group"]], one, blocks) for one in calls if not one.get("p2p")
         ),
         messages={
             (groups[one["group"]], one["peer"], one["tag"]): (one["sent"], one["received"])
@@ -124,8 +143,14 @@ def _frame(data: Json) -> Frame:
     )
 
 
-def _collective(group: GroupKey, data: Json) -> Collective:
-    site = data.get("site")
+def _collective(
+    group: GroupKey, data: Json, blocks: Mapping[Place, tuple[Block, ...]]
+) -> Collective:
+    lines = [data.get("site"), *(data.get("callers") or ())]
+    frames = [
+        replace(frame, blocks=blocks.get((frame.file, frame.line)))
+        for frame in (_frame(one) for one in lines if one is not None)
+    ]
     return Collective(
         group=group,
         seq=data["seq"],
@@ -134,6 +159,7 @@ def _collective(group: GroupKey, data: Json) -> Collective:
         dtypes=tuple(data["dtypes"]),
         done=data["done"],
         time=data.get("time"),
-        site=None if site is None else _frame(site),
+        site=frames[0] if frames else None,
+        stack=tuple(frames[1:]),
         via="forward" if data.get("via") in MODULE_CALLS else data.get("via"),
     )

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey
+from lab.diagnose.why.branches import Way, way_of
+from lab.diagnose.why.evidence import Collective, Evidence, Frame, GroupKey, Place
 
 LONGEST_SHIFT = 3
 """How many collectives in a row may have been left out, or added, and still be recognised."""
@@ -20,7 +21,7 @@ ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 
 Difference = Literal["skipped-collective", "extra-collective", "mismatched-collective"]
 Calls = Mapping[int, Collective]
-Place = tuple[str, int | None]
+Places = tuple[Place, ...]
 T = TypeVar("T")
 
 
@@ -42,6 +43,8 @@ class Divergence:
     """Which side is the wrong one. Not so where both are equally many, and no habit tells."""
     count: int = 1
     """How many calls were left out or added."""
+    is_open: bool = False
+    """Of a call too many: it may as well have come too early, for want of what others call."""
 
 
 def first_divergence(evidence: Evidence) -> Divergence | None:
@@ -101,6 +104,9 @@ def _judge(lists: Mapping[int, Calls], sides: Sequence[list[int]], seq: int) -> 
     right, wrong = _order(lists, sides, seq)
     ours, theirs = lists[right[0]], lists[wrong[0]]
     kind, count = _difference(ours, theirs, seq)
+    is_open = kind is None and not _same_tensors(ours[seq], theirs[seq])
+    if is_open:
+        kind, count, is_open = _by_novelty(ours, theirs, seq)
     if kind is None:
         return None
     certain = len(right) > len(wrong) or _follows_habit(ours, seq) != _follows_habit(theirs, seq)
@@ -114,6 +120,7 @@ def _judge(lists: Mapping[int, Calls], sides: Sequence[list[int]], seq: int) -> 
         ours[seq],
         certain,
         count,
+        is_open,
     )
 
 
@@ -175,9 +182,7 @@ def _difference(ours: Calls, theirs: Calls, seq: int) -> tuple[Difference | None
     count = _distance(theirs, seq, ours[seq])
     if count:  # our loop has come round before theirs
         return "extra-collective", count
-    if _same_tensors(ours[seq], theirs[seq]):
-        return None, 0
-    return _by_novelty(ours, theirs, seq), 1
+    return None, 0
 
 
 def _come_apart(ours: Calls, theirs: Calls, seq: int) -> bool:
@@ -193,8 +198,8 @@ def _come_apart(ours: Calls, theirs: Calls, seq: int) -> bool:
 
 def _are_common(ours: Calls, theirs: Calls, seq: int) -> bool:
     """Whether either side has called from both lines: in turn, perhaps."""
-    here = {place_of(ours[seq].site), place_of(theirs[seq].site)}
-    return all(here <= {place_of(one.site) for one in calls.values()} for calls in (ours, theirs))
+    here = {place(ours[seq]), place(theirs[seq])}
+    return all(here <= {place(one) for one in calls.values()} for calls in (ours, theirs))
 
 
 def _were_shared(lists: Mapping[int, Calls], one: Collective, other: Collective) -> bool:
@@ -211,11 +216,11 @@ def _were_shared(lists: Mapping[int, Calls], one: Collective, other: Collective)
     ):
         return False
     met = {
-        place_of(call.site)
+        place(call)
         for n, call in first.items()
         if n < one.seq and all(n in calls and _same(calls[n], call) for calls in rest)
     }
-    return {place_of(one.site), place_of(other.site)} <= met
+    return {place(one), place(other)} <= met
 
 
 def _is_moved(short: Calls, long: Calls, seq: int, count: int) -> bool:
@@ -239,16 +244,25 @@ def _distance(calls: Calls, seq: int, other: Collective) -> int:
     return next((n - now for n in range(now, seq) if _same(calls[n], other)), 0)
 
 
-def _by_novelty(ours: Calls, theirs: Calls, seq: int) -> Difference:
-    """Nothing but this one call tells: is it new to one side, and the other's known?"""
-    if place_of(theirs[seq].site) in (place_of(ours[seq].site), None):
-        return "mismatched-collective"
+def _by_novelty(ours: Calls, theirs: Calls, seq: int) -> tuple[Difference, int, bool]:
+    """Nothing but this one call tells: is it new to one side, and the other's known?
+
+    A new one may come after the loop, of which that side has done fewer rounds: if we come there
+    later it does; if they come to ours later, they are still in it.
+    """
+    if theirs[seq].site is None or place(theirs[seq]) == place(ours[seq]):
+        return "mismatched-collective", 1, False
     usual, new = _is_known(ours, ours[seq], seq), not _is_known(theirs, theirs[seq], seq)
-    if usual and new:
-        return "extra-collective"
     if not usual and not new:
-        return "skipped-collective"
-    return "mismatched-collective"
+        return "skipped-collective", 1, False
+    way = way_of(theirs[seq], ours[seq])
+    if not new or way is Way.INSTEAD or not (usual or way is Way.ASIDE):
+        return "mismatched-collective", 1, False
+    met = next((n for n, call in ours.items() if n > seq and _same(call, theirs[seq])), None)
+    if met is not None or way is Way.AFTER:
+        return "skipped-collective", 1 if met is None else met - seq, False
+    goes_on = any(_same(call, ours[seq]) for n, call in theirs.items() if n > seq)
+    return "extra-collective", 1, way is not Way.ASIDE and not goes_on
 
 
 def place_of(site: Frame | None) -> Place | None:
@@ -256,11 +270,18 @@ def place_of(site: Frame | None) -> Place | None:
     return None if site is None else (site.file, site.line)
 
 
+def place(call: Collective) -> Places | None:
+    """From where it was called: its line, and the callers of that where it has several."""
+    if call.site is None:
+        return None
+    return tuple((frame.file, frame.line) for frame in (call.site, *call.callers))
+
+
 def _same(one: Collective, other: Collective) -> bool:
     """The same call, from the same line."""
     if not (one.is_recorded and other.is_recorded):
         return one.op == other.op and place_of(one.site) == place_of(other.site) is not None
-    return _same_tensors(one, other) and place_of(one.site) == place_of(other.site)
+    return _same_tensors(one, other) and place(one) == place(other)
 
 
 def _same_tensors(one: Collective, other: Collective) -> bool:

@@ -46,6 +46,13 @@ def waits_of(evidence: Evidence) -> dict[int, Wait]:
     return {number: wait for number, wait in found if wait is not None}
 
 
+def has_gone(rank: Rank) -> bool:
+    """Whether nobody meets it any more: it has ended, or left its process groups, or does so."""
+    activity = activity_of(rank)
+    is_at_end = activity.function == LEAVING or activity.doing is Doing.ENDING
+    return rank.ended is not None or rank.has_left or is_at_end
+
+
 def innocents(waits: Mapping[int, Wait], guilty: Collection[int]) -> tuple[Innocent, ...]:
     """Those who only wait: together, where they wait in the same call at the same line."""
     alike: dict[tuple[str, Place | None], list[Wait]] = {}

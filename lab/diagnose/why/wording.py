@@ -48,8 +48,13 @@ def site_in_words(site: Frame | None, via: str | None = None) -> str:
 
 
 def called_at(call: Collective) -> str:
-    """From where a collective was called, and through what of a library if not directly."""
-    return site_in_words(call.site, None if call.via == call.op.lstrip("_") else call.via)
+    """From where a collective was called, and through what of a library if not directly.
+
+    With the callers of that line, where it is called from several.
+    """
+    place = site_in_words(call.site, None if call.via == call.op.lstrip("_") else call.via)
+    callers = ",".join(site_in_words(frame) for frame in call.callers)
+    return f"{place}, called{callers}" if callers else place
 
 
 def who(ranks: Collection[int], evidence: Evidence) -> str:
