@@ -1,0 +1,75 @@
+"""What the ranks had before one step of their optimizers, and what of it differs."""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from lab.diagnose.audit.layouts import Layout, minority, unpacked
+from lab.diagnose.audit.options import Difference, differences
+from lab.diagnose.audit.records import Record
+
+ROUNDING = 1e-6
+"""Relative: norms that differ by less may do so by rounding, on processors of different kinds."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The records of one step. Parameters are named by their places in the optimizer."""
+
+    layout: Layout
+    records: Mapping[int, Record]
+    """By rank."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All that were compared."""
+        return tuple(sorted(self.records))
+
+    def differing(self, what: str) -> set[int]:
+        """Those of which `what` (`parameters`, `gradients`) is not the same on all ranks."""
+        texts = {record[what] for record in self.records.values()}
+        if len(texts) == 1:
+            return set()
+        columns = zip(*(unpacked("I", text) for text in texts), strict=True)
+        differing = {place for place, column in enumerate(columns) if len(set(column)) > 1}
+        return differing & set(self.layout.whole)
+
+    def together(self, gradients: set[int]) -> set[int]:
+        """Those of which all ranks have the same gradient, and not only none or zero.
+
+        `gradients`: those of which they have not.
+        """
+        norms = unpacked("f", next(iter(self.records.values()))["gradient_norms"])
+        return {place for place, norm in enumerate(norms) if norm > 0} - gradients
+
+    def has_nan(self) -> bool:
+        """Whether any weight is NaN or infinite."""
+        norms = [unpacked("f", record["parameter_norms"]) for record in self.records.values()]
+        return any(math.isnan(norm) for each in norms for norm in each)
+
+    def norms(self, place: int) -> dict[int, float]:
+        """The norms of one parameter, by rank."""
+        return {r: unpacked("f", x["parameter_norms"])[place] for r, x in self.records.items()}
+
+    def gradient_norms(self) -> dict[int, float]:
+        """The norm of all gradients together, by rank."""
+        norms = {r: unpacked("f", x["gradient_norms"]) for r, x in self.records.items()}
+        return {
+            rank: math.sqrt(sum(norm**2 for norm in each if not math.isnan(norm)))
+            for rank, each in norms.items()
+        }
+
+    def beyond_rounding(self, places: Collection[int]) -> set[int]:
+        """Those of them whose norms differ by more."""
+        each = [unpacked("f", record["parameter_norms"]) for record in self.records.values()]
+        norms = list(zip(*each, strict=True))
+        return {p for p in places if max(norms[p]) - min(norms[p]) > ROUNDING * max(norms[p])}
+
+    def guilty(self, places: Collection[int], what: str) -> tuple[int, ...]:
+        """The ranks that have not what most have; see `minority`."""
+        values = {rank: unpacked("I", record[what]) for rank, record in self.records.items()}
+        return minority({rank: tuple(v[p] for p in places) for rank, v in values.items()})
+
+    def options(self, places: Iterable[int]) -> list[Difference]:
+        """What differs of the optimizers' options for them."""
+        return differences({rank: one["options"] for rank, one in self.records.items()}, places)
