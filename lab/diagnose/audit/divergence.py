@@ -10,6 +10,7 @@ What differs on purpose is told from what differs by mistake by what the ranks e
 FSDP's parts are not compared at all.
 """
 
+import math
 from collections.abc import Collection, Mapping
 
 from lab.diagnose.audit.apart import (
@@ -29,6 +30,9 @@ from lab.diagnose.finding import Finding
 
 PATIENCE = 1000
 """Steps after which weights would have been averaged if they ever were (local SGD)."""
+
+MANY = 64
+"""Numbers that are not equal again, all of them, by chance."""
 
 
 class Divergence:
@@ -53,6 +57,8 @@ class Divergence:
         self._other_data = False
         """Whether equal weights had other gradients at the first step, so other data."""
         self._no_sync: Site | None = None
+        self._parted: set[int] = set()
+        """Those that were equal at the first step, and differed at the last."""
         self._unequal: set[int] = set()
         """Those whose gradients differed at the last step."""
         self._said: set[int] = set()
@@ -81,9 +87,9 @@ class Divergence:
         if now.has_nan() or any(record["unwaited"] for record in records.values()):
             self._said |= set(range(len(self._layout.names)))
             return []
-        for place in self._unreduced.keys() - weights:
+        self._note_averaged(weights)
+        for place in self._unreduced.keys() - weights:  # the step may have changed nothing
             del self._unreduced[place]
-            self._exchanged.averages = True
         found = self._find(count, before, weights, gradients)
         self._note_unreduced(count, gradients)
         self._unequal = gradients - self._said
@@ -154,6 +160,22 @@ class Divergence:
     def _are_by_themselves(self) -> bool:
         """Whether nothing says that they train together: each may have a fold of the data."""
         return self._exchanged.is_nothing and not (self._reduces or self._layout.sampler)
+
+    def _note_averaged(self, weights: set[int]) -> None:
+        """Whether those that had differed are equal again: nothing but an exchange does that.
+
+        A few numbers may be equal again by chance (Adam's first steps are the learning rate, up or
+        down), or may never have differed.
+        """
+        again = self._parted - weights
+        many = any(math.prod(self._layout.shapes[place]) >= MANY for place in again)
+        if (
+            again
+            and (again == self._parted or many)
+            and self._now.may_follow_a_collective(self._before)
+        ):
+            self._exchanged.averages = True
+        self._parted = weights - self._apart
 
     def _note_unreduced(self, count: int, gradients: set[int]) -> None:
         fresh = gradients - self._apart - self._said

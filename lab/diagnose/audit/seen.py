@@ -73,3 +73,11 @@ class Seen:
     def options(self, places: Iterable[int]) -> list[Difference]:
         """What differs of the optimizers' options for them."""
         return differences({rank: one["options"] for rank, one in self.records.items()}, places)
+
+    def may_follow_a_collective(self, before: "Seen") -> bool:
+        """Whether ranks have called one since then; True where nobody counts them."""
+        began = [
+            {rank: one["moment"][:-1] for rank, one in seen.records.items()}
+            for seen in (before, self)
+        ]
+        return began[0] != began[1] or not any(map(any, began[1].values()))

@@ -152,6 +152,36 @@ def test_parameters_that_are_averaged_may_have_differed() -> None:
     assert _judge(steps) == []
 
 
+def test_weights_that_never_differed_are_no_average() -> None:
+    """Adam's first steps are the learning rate, up or down: a bias of one number stays equal."""
+    place = {"step": 0, "file": "train.py", "line": 2, "function": "main"}
+    joined = {"check": "world", "size": RANKS, **place}
+    weights: list[Values] = [{r: (10 * n + r, n + 1) for r in range(RANKS)} for n in range(1, 6)]
+    weights[4] = {r: (99 + r, 7 + r) for r in range(RANKS)}
+    steps = [(_same(1, 2), _own(30)), *((each, _own(60)) for each in weights)]
+    for exchanged in ({}, {"small": 1}):
+        (finding,) = _judge(steps, layout(sampler=True), [joined], exchanged=exchanged)
+        assert (finding.kind, finding.ranks) == ("gradients-not-reduced", (0, 1, 2))
+        assert "all 2 parameters" in finding.summary
+
+
+def test_one_number_that_is_equal_again_is_no_average() -> None:
+    steps: list[tuple[Values, Values]] = [(_same(1, 2), _own(30)), (_own(5), _own(60))]
+    steps += [({r: (20 + r, 7) for r in range(RANKS)}, _own(90)), (_own(40), _own(95))]
+    (finding,) = _judge(steps, layout(sampler=True, shapes=[[20, 20], [1]]))
+    assert (finding.kind, finding.severity) == ("gradients-not-reduced", "error")
+    # What has many numbers is: the rest may be meant to be the ranks' own.
+    steps[2] = ({r: (7, 20 + r) for r in range(RANKS)}, _own(90))
+    assert _judge(steps, layout(sampler=True, shapes=[[20, 20], [1]])) == []
+
+
+def test_no_average_where_nothing_was_called_since() -> None:
+    steps = [(_same(1, 2), _own(30)), (_own(5), _own(60)), (_same(7, 8), _own(90))]
+    found = _judge(steps, layout(sampler=True), moment=[0, 4, 0, 1])  # the same at each step
+    kinds = {one.kind for one in found}
+    assert kinds == {"gradients-not-reduced"}
+
+
 def test_a_wrapper_that_does_not_reduce_is_said_at_once() -> None:
     audit = Audit(RANKS, dict.fromkeys(range(RANKS), "node0"))
     found = []
