@@ -169,6 +169,27 @@ def say_unreduced(
     )
 
 
+def say_overwritten(seen: Seen, places: set[int], since: int, source: int) -> Finding:
+    """One rank's weights are sent to all now and then, and nothing that the others compute."""
+    ranks = tuple(rank for rank in seen.ranks if rank != source)
+    learn = "it learns" if len(ranks) == 1 else "they learn"
+    return Finding(
+        "gradients-not-reduced",
+        "error",
+        f"{_step_alone(seen, ranks, places)}, and what {learn} is lost: rank {source}'s weights "
+        "are sent to all now and then, and nothing else is sent",
+        ranks=ranks,
+        step=since,
+        **line_of(seen.records[ranks[-1]]),
+        evidence=(
+            _gradient_norms(seen),
+            f"the weights differed, and were equal again after broadcasts from rank {source}",
+        ),
+        cure="average the gradients over the ranks, as DistributedDataParallel does, or average "
+        "the weights where they are sent now",
+    )
+
+
 def _say_changed(seen: Seen, alone: Finding, places: Collection[int]) -> Finding:
     """Most ranks have equal gradients, which no two have by themselves."""
     others = tuple(rank for rank in seen.ranks if rank not in alone.ranks)

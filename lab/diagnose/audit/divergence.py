@@ -18,6 +18,7 @@ from lab.diagnose.audit.apart import (
     say_apart,
     say_differing,
     say_options,
+    say_overwritten,
     say_strangers,
     say_unreduced,
 )
@@ -33,6 +34,9 @@ PATIENCE = 1000
 
 MANY = 64
 """Numbers that are not equal again, all of them, by chance."""
+
+OFTEN = 3
+"""Steps after which weights that stay equal, though gradients differ, do so by no chance."""
 
 
 class Divergence:
@@ -59,6 +63,10 @@ class Divergence:
         self._no_sync: Site | None = None
         self._parted: set[int] = set()
         """Those that were equal at the first step, and differed at the last."""
+        self._stay_equal = 0
+        """How often weights were equal after steps with gradients that were not."""
+        self._copied: tuple[int, int] | None = None
+        """Whose weights take the place of all others', and since which step."""
         self._unequal: set[int] = set()
         """Those whose gradients differed at the last step."""
         self._said: set[int] = set()
@@ -167,19 +175,24 @@ class Divergence:
         A few numbers may be equal again by chance (Adam's first steps are the learning rate, up or
         down), or may never have differed.
         """
+        now, before = self._now, self._before
         again = self._parted - weights
         many = any(math.prod(self._layout.shapes[place]) >= MANY for place in again)
-        if (
-            again
-            and (again == self._parted or many)
-            and self._now.may_follow_a_collective(self._before)
-        ):
+        is_average = bool(again) and (again == self._parted or many)
+        if not weights and not again and now.changed(before, self._unreduced):
+            self._stay_equal += 1  # made equal after each step, before anybody looks
+            is_average = self._stay_equal >= OFTEN
+        source = now.copied_from(before)
+        if source is not None:
+            if is_average and self._copied is None:
+                self._copied = source, min(self._unreduced.values(), default=self._last)
+        elif self._exchanged.copies_now or (is_average and now.may_follow_a_collective(before)):
             self._exchanged.averages = True
         self._parted = weights - self._apart
 
     def _note_unreduced(self, count: int, gradients: set[int]) -> None:
         fresh = gradients - self._apart - self._said
-        if fresh:
+        if fresh and len(self._now.records) >= len(self._when_unreduced.records):
             self._when_unreduced = self._now
         for place in fresh:
             self._unreduced.setdefault(place, count)
@@ -219,6 +232,10 @@ class Divergence:
         self._said |= places
         step = min((self._unreduced.pop(place, self._last) for place in places), default=1)
         seen = self._now
-        if not seen.guilty(places, "gradients"):  # by now all have none
+        every_rank = len(seen.records) >= len(self._when_unreduced.records)
+        if not (every_rank and seen.guilty(places, "gradients")):  # by now all have none
             seen = self._when_unreduced
+        if self._copied is not None:
+            source, since = self._copied
+            return [say_overwritten(seen, places, since, source)]
         return [say_unreduced(seen, places, step, self._apart, self._no_sync)]

@@ -81,3 +81,25 @@ class Seen:
             for seen in (before, self)
         ]
         return began[0] != began[1] or not any(map(any, began[1].values()))
+
+    def copied_from(self, before: "Seen") -> int | None:
+        """The rank whose broadcasts are all that was called since then; None: not so."""
+        rank = self.ranks[0]
+        if rank not in before.records:
+            return None
+        now, then = self.records[rank], before.records[rank]
+        sent: Mapping[str, int] = now["exchanged"]
+        sources = [what for what in sent if what.startswith("from ")]
+        called = sum(now["moment"][:-1]) - sum(then["moment"][:-1])
+        if len(sources) != 1 or called != sent[sources[0]] + sent.get("barrier", 0):
+            return None
+        source = sources[0].removeprefix("from ")
+        return int(source) if source.isdigit() else None
+
+    def changed(self, before: "Seen", places: Collection[int]) -> bool:
+        """Whether any of these has other values than then."""
+        rank = self.ranks[0]
+        if rank not in before.records:
+            return False
+        now, then = (unpacked("I", x.records[rank]["parameters"]) for x in (self, before))
+        return any(now[place] != then[place] for place in places)
