@@ -14,8 +14,8 @@ from lab.diagnose.words import place_in_words, ranks_in_words
 Site = Mapping[str, Any]
 
 BY_ROUNDING = (
-    "the difference is no larger than rounding: the nodes may have other processors, or other "
-    "versions of torch"
+    "the difference is no larger than rounding: the ranks may have computed the same in other "
+    "ways, or their nodes have other processors or versions of torch"
 )
 
 
@@ -26,18 +26,20 @@ def say_apart(seen: Seen, places: Collection[int], made: Mapping[int, Site | Non
     """
     ranks = seen.guilty(places, "parameters")
     everybody = len(ranks) == len(seen.records)
+    beyond = seen.beyond_rounding(places)
     begin = f"begin{'s' * (len(ranks) == 1)} with other weights"
     if everybody:
         begin = "each begin with weights of their own"
     return Finding(
         "weights-differ-at-start",
-        "error",
+        "error" if beyond else "warning",
         f"{ranks_in_words(ranks)} {begin}: {_names(seen, places)}",
         ranks=ranks,
         step=1,
         **line_of(made[ranks[-1]] or seen.records[ranks[-1]]),
         evidence=(
             _norm_of_first(seen, places),
+            *([] if beyond else [BY_ROUNDING]),
             "their gradients are equal: the ranks put them together, but each adds them to "
             "weights of its own",
         ),
@@ -234,7 +236,11 @@ def _same(options: Sequence[Difference]) -> str:
 
 def _norm_of_first(seen: Seen, places: Collection[int]) -> str:
     first = min(places)
-    return _by_rank(f"the norm of {seen.layout.names[first]}", seen.norms(first))
+    name = seen.layout.names[first]
+    norms = seen.norms(first)
+    if len(set(norms.values())) == 1:  # of orthogonal matrices, say
+        return _by_rank(f"the sum of {name}'s elements", seen.sums(first))
+    return _by_rank(f"the norm of {name}", norms)
 
 
 def _gradient_norms(seen: Seen) -> str:
@@ -244,7 +250,9 @@ def _gradient_norms(seen: Seen) -> str:
 def _by_rank(what: str, values: Mapping[int, float]) -> str:
     """`the norm of weight: 1.25 on rank 0, 1.5 on ranks 1-3`."""
     ranks: dict[str, list[int]] = {}
+    as_usual = {f"{value:.6g}" for value in values.values()}
+    digits = 6 if len(as_usual) == len(set(values.values())) else 9  # those tell all floats apart
     for rank, value in sorted(values.items()):
-        ranks.setdefault(f"{value:.6g}", []).append(rank)
+        ranks.setdefault(f"{value:.{digits}g}", []).append(rank)
     shown = [f"{value} on {ranks_in_words(each)}" for value, each in list(ranks.items())[:8]]
     return f"{what}: {', '.join(shown)}"

@@ -129,8 +129,9 @@ class Divergence:
     ) -> list[Finding]:
         """What is wrong with parameters that differ."""
         apart = weights & self._apart
-        if together := apart & self._now.together(gradients):
-            self._said |= together
+        together = apart & self._now.together(gradients)
+        if together := self._beyond_rounding_or_new(together):
+            self._note_said(together, 1)
             return [say_apart(self._now, together, self._made)]
         if self._exchanged.allows_differences or not self._are_one:
             return []
@@ -139,9 +140,7 @@ class Divergence:
         patient = count < PATIENCE or self._are_by_themselves
         if unreduced and (late or not patient or self._should_be_reduced(unreduced)):
             return self._say_unreduced(unreduced)
-        fresh = weights - self._apart - self._unreduced.keys()
-        rounded = self._rounded.keys()
-        fresh = self._now.beyond_rounding(fresh & rounded) or fresh - rounded
+        fresh = self._beyond_rounding_or_new(weights - self._apart - self._unreduced.keys())
         return self._say_differing(fresh, before) if fresh and self._reduces else []
 
     def _should_be_reduced(self, places: Collection[int]) -> bool:
@@ -206,13 +205,21 @@ class Divergence:
         elif self._other_options is None:
             self._other_options = count
 
-    def _say_differing(self, places: set[int], before: int) -> list[Finding]:
-        rounded = places & self._rounded.keys()
-        since = min((self._rounded[place] for place in rounded), default=before)
+    def _beyond_rounding_or_new(self, places: set[int]) -> set[int]:
+        """Those that have outgrown rounding since they were told of; else those that were not."""
+        rounded = self._rounded.keys()
+        return self._now.beyond_rounding(places & rounded) or places - rounded
+
+    def _note_said(self, places: set[int], since: int) -> None:
         if self._now.beyond_rounding(places):
             self._said |= places
         else:
             self._rounded |= dict.fromkeys(places, since)  # it may grow: see again
+
+    def _say_differing(self, places: set[int], before: int) -> list[Finding]:
+        rounded = places & self._rounded.keys()
+        since = min((self._rounded[place] for place in rounded), default=before)
+        self._note_said(places, since)
         # What was set before the step is what it took; else it may have been set between two looks.
         options = self._before.options(places) or self._now.options(places)
         return [say_differing(self._now, places, since, options)]

@@ -59,11 +59,26 @@ class Seen:
             for rank, each in norms.items()
         }
 
+    def sums(self, place: int) -> dict[int, float]:
+        """The sums of one parameter's elements, by rank."""
+        return {r: unpacked("f", x["parameter_sums"])[place] for r, x in self.records.items()}
+
     def beyond_rounding(self, places: Collection[int]) -> set[int]:
-        """Those of them whose norms differ by more."""
-        each = [unpacked("f", record["parameter_norms"]) for record in self.records.values()]
-        norms = list(zip(*each, strict=True))
-        return {p for p in places if max(norms[p]) - min(norms[p]) > ROUNDING * max(norms[p])}
+        """Those of them whose norms differ by more, or the sums of their elements."""
+        each = [
+            (unpacked("f", record["parameter_norms"]), unpacked("f", record["parameter_sums"]))
+            for record in self.records.values()
+        ]
+        beyond = set()
+        for place in places:
+            norms = [norm[place] for norm, _ in each]
+            sums = [total[place] for _, total in each]
+            largest = ROUNDING * max(norms)
+            elements = math.prod(self.layout.shapes[place])
+            differ = max(norms) - min(norms) > largest
+            if differ or max(sums) - min(sums) > largest * math.sqrt(elements):
+                beyond.add(place)
+        return beyond
 
     def guilty(self, places: Collection[int], what: str) -> tuple[int, ...]:
         """The ranks that have not what most have; see `minority`."""

@@ -21,7 +21,7 @@ from .hooks import Hooks
 from .losses import Losses
 from .models import Models, Site, is_part, numbered
 from .options import Options, changes, options_of
-from .tensors import digests, norms, packed_digests, packed_norms
+from .tensors import digests, norms, packed_digests, packed_norms, sums
 from .waits import Waits
 
 
@@ -136,6 +136,7 @@ class Replicas:
                 parameters=packed_digests(digests(parameters)),
                 gradients=packed_digests(digests(gradients)),
                 parameter_norms=packed_norms(norms(parameters)),
+                parameter_sums=packed_norms(sums(parameters)),
                 gradient_norms=packed_norms(norms(gradients)),
                 exchanged=self._exchange.take(layout.number),
                 options=changes(before, layout.options),

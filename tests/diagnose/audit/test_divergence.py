@@ -84,6 +84,32 @@ def test_a_difference_that_outgrows_rounding_is_an_error() -> None:
     assert first.step == second.step == 1
 
 
+def test_weights_that_begin_apart_by_rounding_are_a_warning_until_they_differ_by_more() -> None:
+    def apart(by: int) -> Values:
+        return {rank: (20_000_000 + by * (rank == 2), 2) for rank in range(RANKS)}
+
+    steps: list[tuple[Values, Values]] = [(apart(2), _same(3, 4))] * 3
+    (finding,) = _judge(steps, exchanged={"after": 1})
+    assert (finding.kind, finding.severity) == ("weights-differ-at-start", "warning")
+    assert finding.evidence[0] == "the norm of weight: 20000000 on ranks 0, 1, 20000002 on rank 2"
+    found = _judge([*steps, (apart(2_000), _same(3, 4))], exchanged={"after": 1})
+    assert [one.severity for one in found] == ["warning", "error"]
+
+
+def test_other_weights_of_one_norm_do_not_differ_by_rounding() -> None:
+    """As orthogonal matrices from a seed of each rank's own."""
+    audit = Audit(RANKS, dict.fromkeys(range(RANKS), "node0"))
+    found = []
+    for rank in range(RANKS):
+        audit.feed(rank, layout())
+    for rank in range(RANKS):
+        same = {"parameter_norms": pack("f", (2, 2)), "exchanged": {"after": 1}}
+        found += audit.feed(rank, {**replica(1, (1 + rank, 2), (3, 4)), **same})
+    (finding,) = found
+    assert (finding.kind, finding.severity) == ("weights-differ-at-start", "error")
+    assert finding.evidence[0].startswith("the sum of weight's elements: 1 on rank 0")
+
+
 def test_learning_rates_that_are_tried_out_are_no_fault() -> None:
     assert _judge([(_same(1, 2), _same(3, 4)), (_own(5), _own(30)), (_own(60), _own(90))]) == []
 
