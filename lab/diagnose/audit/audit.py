@@ -18,6 +18,7 @@ from lab.diagnose.audit.pace import Pace
 from lab.diagnose.audit.records import Record
 from lab.diagnose.audit.replicas import Replicas
 from lab.diagnose.audit.reports import Reports
+from lab.diagnose.audit.steppers import Steppers
 from lab.diagnose.audit.worlds import Worlds
 from lab.diagnose.finding import Finding
 
@@ -38,7 +39,7 @@ class Judge(Protocol):
 JUDGES: tuple[Callable[[int], Judge], ...] = (
     *(Replicas, NotFinite, ReducedTwice, NotWaitedFor, LocalNorm, NoGradient, Buffers),
     *(Collectives, Batches, Loaders, Files, Noise, Splits, Modes, SharedGpu, DataParallel),
-    *(Reports, Pace, Worlds),
+    *(Reports, Pace, Steppers, Worlds),
 )
 """Each is made with the world size."""
 

@@ -15,6 +15,8 @@ class Exchanged:
     """At how many steps something large was sent in forward or backward."""
     averages: bool = False
     """Whether parameters are averaged now and then."""
+    copies_now: bool = False
+    """Whether one rank's parameters were sent to all before this step."""
     elsewhere: bool = False
     """Whether ranks send to one another, or in subgroups."""
     losses: bool = False
@@ -32,6 +34,7 @@ class Exchanged:
         if self.steps:
             self.activations += bool(sent & {"forward", "backward"})
             self.averages |= "parameters" in sent
+            self.copies_now = "copies" in sent
         else:
             self.begins = "forward" in sent
         self.elsewhere |= bool(sent & {"point_to_point", "subgroup"})

@@ -4,6 +4,7 @@ import base64
 import itertools
 import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import comb
 from typing import Any
 
@@ -24,6 +25,18 @@ SHARES_BY_RANK = (
 )
 
 
+@dataclass
+class Covered:
+    """What all ranks together have drawn in whole epochs, as `_set` has it."""
+
+    drawn: int
+    always: int
+    """In each of the epochs."""
+    epochs: int
+    records: list[Record]
+    """Of the last of them."""
+
+
 class Loaders:
     """Compares the indices that the ranks' loaders drew, epoch by epoch."""
 
@@ -35,7 +48,7 @@ class Loaders:
         self._epochs: Columns[tuple[object, int]] = Columns(world_size)
         self._orders: dict[tuple[object, int], Record] = {}  # by line and rank: the epoch before
         self._repeated: dict[object, set[int]] = {}
-        self._covered: dict[object, tuple[int, int]] = {}  # by line: samples, epochs
+        self._covered: dict[object, Covered] = {}  # by line
         self._probes: dict[int, dict[int, int]] = {}
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
@@ -52,8 +65,9 @@ class Loaders:
         return found
 
     def close(self) -> list[Finding]:
-        """Nothing is left to be said of epochs that some ranks never began."""
-        return []
+        """Samples that never came: by now there is no epoch left in which they might."""
+        known = [one for one in self._covered.values() if not self._deals_wrongly(one.records[0])]
+        return [finding for covered in known for finding in self._judge_missing(covered)]
 
     def _judge_order(self, line: object, rank: int, record: Record) -> list[Finding]:
         before = self._orders.get((line, rank))
@@ -87,7 +101,6 @@ class Loaders:
 
     def _judge_shares(self, line: object, epoch: Column) -> list[Finding]:
         records = list(epoch.values())
-        one = records[0]
         alike = {(record["dataset"], record["size"]) for record in records}
         again = any(
             record["options"].get("replacement")
@@ -101,11 +114,13 @@ class Loaders:
             now = 0
             for record in records:
                 now |= _set(record, "samples")
-            drawn, epochs = self._covered.get(line, (0, 0))
-            self._covered[line] = drawn | now, epochs + 1
-            found += self._judge_taken(epoch, now) or self._judge_missing(
-                one, records, drawn | now, epochs + 1
+            before = self._covered.get(line, Covered(0, now, 0, records))
+            self._covered[line] = covered = Covered(
+                before.drawn | now, before.always & now, before.epochs + 1, records
             )
+            found += self._judge_taken(epoch, now)
+            if not found and self._deals_wrongly(records[0]):
+                found += self._judge_missing(covered)
         return found
 
     def _judge_overlap(self, epoch: Column) -> list[Finding]:
@@ -178,16 +193,23 @@ class Loaders:
             )
         ]
 
-    def _judge_missing(
-        self, one: Record, records: list[Record], drawn: int, epochs: int
-    ) -> list[Finding]:
+    def _deals_wrongly(self, record: Record) -> bool:
+        """Whether its sampler deals out to another number of ranks: no need to wait for the end."""
+        replicas: int = record["options"].get("num_replicas", self._world_size)
+        return replicas != self._world_size
+
+    def _judge_missing(self, covered: Covered) -> list[Finding]:
+        records, drawn, epochs = covered.records, covered.drawn, covered.epochs
+        one = records[0]
         reach = _reach(records)
         missing = (reach & ~drawn).bit_count()
         tail = sum(record["batch"] for record in records)  # that `drop_last` may leave out
         replicas = one["options"].get("num_replicas")
-        wrong_world = replicas is not None and replicas != self._world_size
+        wrong_world = self._deals_wrongly(one)
         if missing <= tail or not (wrong_world or epochs > 1):
             return []
+        if not wrong_world and (drawn & ~covered.always).bit_count() > tail:
+            return []  # chosen anew in each epoch, or more and more: on purpose
         if replicas is None and missing > reach.bit_count() / 2:
             return []  # a sampler of the script's own that wants but a few
         said = f"; its sampler shares out to {replicas} ranks, and there are {self._world_size}"

@@ -96,7 +96,7 @@ class Pace:
             file=file,
             line=line,
             function=function,
-            innocent=(Innocent(tuple(others), f"wait for rank {slow} at each step"),),
+            innocent=(Innocent(tuple(others), f"wait{alone} for rank {slow} at each step"),),
             evidence=tuple(
                 f"{WORDS[name]}: {phases[name] * 1e3:.1f} ms of a step on rank {slow}, "
                 f"{usually[name] * 1e3:.1f} ms on the others"

@@ -21,7 +21,7 @@ KEPT = 64
 class Replicas:
     """Compares parameters and gradients of the ranks at the same steps."""
 
-    checks = frozenset({"collectives", "layout", "replica", "world", "wrapped"})
+    checks = frozenset({"averaged", "collectives", "layout", "replica", "world", "wrapped"})
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -35,6 +35,8 @@ class Replicas:
         self._disordered: set[int] = set()
         """Optimizers whose parameters the ranks have in other orders."""
         self._followed: dict[tuple[int, tuple[int, ...]], Divergence] = {}
+        self._averaged: set[int] = set()
+        """Optimizers whose weights were put together after a step."""
         self._worlds: dict[int, int] = {}
         """By rank: the size of the world that it has joined."""
         self._have_called = False
@@ -50,6 +52,9 @@ class Replicas:
             self._have_called |= bool(record["seen"])
             calls = [op for _, _, source, op, *_ in record["new"] if source == "call"]
             self._called |= set(calls) - {"barrier"}
+            return []
+        if record["check"] == "averaged":
+            self._averaged |= set(record["optimizers"])
             return []
         if record["check"] == "world":
             self._worlds[rank] = record["size"]
@@ -79,7 +84,7 @@ class Replicas:
                 found += self._compare(optimizer, moment)
         joined = list(self._worlds.values()) == [self._world_size] * self._world_size
         for (optimizer, _), divergence in self._followed.items():
-            if optimizer not in self._disordered:
+            if optimizer not in self._disordered | self._averaged:
                 found += divergence.close(
                     joined_in_vain=joined and not self._have_called,
                     gathers_results=bool(self._called) and self._called <= GATHERED,

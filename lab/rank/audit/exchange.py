@@ -5,6 +5,7 @@ on several ranks): which of them, not what is in them. What wrappers do in C++ i
 """
 
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -14,12 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
+from torch.optim import Optimizer
 
 from ..frames import PARALLEL
+from .averages import Averages
 from .counts import ranks_of
 from .hooks import Hooks
 from .tensors import local, norms
 
+PUT_TOGETHER = frozenset({"all_reduce", "reduce", "gather", "all_gather", "all_gather_into_tensor"})
+"""What weights can be averaged by."""
 COLLECTIVES = (
     *("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor"),
     *("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
@@ -45,8 +50,9 @@ class Exchange:
     def __init__(
         self,
         hooks: Hooks,
-        parameters: Callable[[], list[tuple[Tensor, frozenset[int]]]],
+        parameters: Callable[[], list[tuple[Optimizer, Tensor, frozenset[int]]]],
         reduces: Callable[[], bool],
+        averages: Averages,
     ) -> None:
         """Listen.
 
@@ -55,9 +61,13 @@ class Exchange:
             parameters: gives all optimizers', and the ranks over which a wrapper reduces the
                 gradient.
             reduces: whether wrappers do so in a backward that begins now.
+            averages: wants to know what is sent after a step, but for gradients.
         """
         self._recorder = hooks.recorder
         self._parameters, self._reduces = parameters, reduces
+        self._averages = averages
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        """Those that have, since the last backward began."""
         self._are_reduced = True
         """Whether wrappers did so in the last backward."""
         self._phase = "forward"
@@ -72,7 +82,7 @@ class Exchange:
         )
         self._reduced: set[object] = set()
         self._again: tuple[Tensor, float, dict[str, Any]] | None = None
-        self._owners: dict[int, Tensor] | None = None
+        self._owners: dict[int, tuple[Tensor, Optimizer]] | None = None
         """Parameters by the address of their gradients, since the step; None: not asked."""
         self.late: dict[str, Any] | None = None
         """Where gradients were first put together after the step that has taken them."""
@@ -80,6 +90,8 @@ class Exchange:
         hooks.after_backward.append(self._after_backward)
         for name in COLLECTIVES:
             self._wrap(hooks, name, self._on_collective)
+        self._wrap(hooks, "gather", self._on_gather)
+        self._wrap(hooks, "barrier", lambda *_: self._count("barrier"))
         for name in POINT_TO_POINT:
             self._wrap(hooks, name, self._on_point_to_point)
 
@@ -91,13 +103,14 @@ class Exchange:
         hooks.wrap(distributed_c10d, name, before=before)
         setattr(dist, name, getattr(distributed_c10d, name))
 
-    def stepped(self) -> dict[str, Any] | None:
-        """A step begins. Where a gradient was summed that had been before, None if none was.
+    def stepped(self, optimizer: Optimizer) -> dict[str, Any] | None:
+        """Its step begins. Where a gradient was summed that had been before, None if none was.
 
         With the `factor` by which that changed it.
         """
         self._at_step = self._at_step[1], dict(self._sent)
         again, self._again, self._phase = self._again, None, "forward"
+        self._stepped.add(optimizer)
         self._forget()
         if again is None:
             return None
@@ -108,8 +121,9 @@ class Exchange:
         """What has been sent since this was asked last for that optimizer, or any has stepped.
 
         How often something large was sent, by phase: `forward` (before backward begins),
-        `backward`, `after` (it has ended); `parameters` or `late` (gradients) in place of
-        `forward`; `small`, `subgroup` (with some ranks only) and `point_to_point` of any phase.
+        `backward`, `after` (it has ended); `parameters`, `copies` (of one rank's parameters) or
+        `late` (gradients) in place of `forward`; `small`, `subgroup` (with some ranks only) and
+        `point_to_point` of any phase. Next to these, all of `barrier` and of broadcasts: `from 0`.
         """
         told = self._told.get(optimizer, self._at_step[0])
         self._told[optimizer] = dict(self._sent)
@@ -124,6 +138,7 @@ class Exchange:
 
     def _on_backward(self, _: Any) -> None:
         self._phase = "backward"
+        self._stepped.clear()
         self._are_reduced = self._reduces()
         self._forget()
 
@@ -142,7 +157,13 @@ class Exchange:
         if not isinstance(tensor, Tensor) or tensor.dtype == torch.uint8:  # objects, as bytes
             return
         small = tensor.numel() <= SMALL
-        self._count("small" if small else self._purpose(tensor))
+        purpose = "small" if small else self._purpose(tensor)
+        if name == "broadcast":
+            source = args[1] if len(args) > 1 else kwargs.get("src", kwargs.get("group_src"))
+            self._count(f"from {source}")
+            purpose = "copies" if purpose == "parameters" else purpose
+        self._count(purpose)
+        self._after_step(name, tensor)
         if name.startswith("all_to_all"):  # as of experts; no loss is put together so
             self._count("point_to_point")
         group = kwargs.get("group")
@@ -153,34 +174,58 @@ class Exchange:
             if operation in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
                 self._look_for_second(tensor, group)
 
+    def _on_gather(self, name: str, args: Any, kwargs: Any) -> None:
+        tensor = args[0] if args else kwargs.get("tensor")
+        if isinstance(tensor, Tensor) and not is_wrappers():
+            self._after_step(name, tensor)
+
+    def _after_step(self, name: str, tensor: Tensor) -> None:
+        """Hand on what may be weights that are averaged."""
+        if self._phase != "forward" or name not in PUT_TOGETHER or not self._averages.want(tensor):
+            return
+        if self._gradient_of(tensor) not in self._stepped:  # else it is too late for it
+            self._averages.sent([tensor])
+
     def _purpose(self, tensor: Tensor) -> str:
         """The phase; else what is known in `forward`, gradients of one size in `backward`."""
         if self._phase == "after":
             return self._phase
-        known = [local(parameter) for parameter, _ in self._parameters()]
+        known = [local(parameter) for _, parameter, _ in self._parameters()]
         size = tensor.numel()
         if self._phase == "backward":  # by hooks, one after the other
             return "after" if any(p.numel() == size for p in known) else self._phase
         address = local(tensor).data_ptr()
-        if self._is_gradient(tensor):
+        owner = self._gradient_of(tensor)
+        if owner in self._stepped:
             self.late = self.late or self._recorder.site()
             return "late"
+        if owner is not None:
+            return "after"  # put there by the script itself, for a step that is still to come
         most = bool(known) and size >= sum(p.numel() for p in known) / 2
         return "parameters" if most or any(p.data_ptr() == address for p in known) else self._phase
 
-    def _is_gradient(self, tensor: Tensor) -> bool:
-        """Whether it is a gradient of the step before, or a copy of all of them."""
+    def _gradient_of(self, tensor: Tensor) -> Optimizer | None:
+        """Whose gradient it is, or a copy of all of its gradients; None: nobody's."""
         if self._owners is None:
-            known = [parameter for parameter, _ in self._parameters()]
-            self._owners = {local(p.grad).data_ptr(): p for p in known if p.grad is not None}
+            self._owners = {
+                local(p.grad).data_ptr(): (p, optimizer)
+                for optimizer, p, _ in self._parameters()
+                if p.grad is not None
+            }
         value = local(tensor)
-        owner = self._owners.get(value.data_ptr())
-        if owner is not None:  # unless it is gone, and something else in its place
-            return owner.grad is not None and local(owner.grad).data_ptr() == value.data_ptr()
-        gradients = [local(p.grad) for p in self._owners.values() if p.grad is not None]
-        if not gradients or value.numel() != sum(gradient.numel() for gradient in gradients):
-            return False
-        return _begins_as(value, gradients[0])
+        found = self._owners.get(value.data_ptr())
+        if found is not None:  # unless it is gone, and something else in its place
+            now = found[0].grad
+            return found[1] if now is not None and _are_at_one_place(now, value) else None
+        by_optimizer: dict[Optimizer, list[Tensor]] = {}
+        for parameter, optimizer in self._owners.values():
+            if parameter.grad is not None:
+                by_optimizer.setdefault(optimizer, []).append(local(parameter.grad))
+        for optimizer, gradients in by_optimizer.items():
+            whole = value.numel() == sum(gradient.numel() for gradient in gradients)
+            if whole and _begins_as(value, gradients[0]):
+                return optimizer
+        return None
 
     def _look_for_second(self, tensor: Tensor, group: Any) -> None:
         """Note the first gradient that is summed again."""
@@ -190,7 +235,7 @@ class Exchange:
                     parameter.grad,
                     ranks if self._are_reduced else frozenset(),
                 )
-                for parameter, ranks in self._parameters()
+                for _, parameter, ranks in self._parameters()
                 if parameter.grad is not None
             }
         value = local(tensor)
@@ -209,6 +254,10 @@ class Exchange:
         if not reduced or value.numel() != sum(gradient.numel() for gradient, _ in reduced):
             return None, frozenset()
         return reduced[0] if _begins_as(value, reduced[0][0]) else (None, frozenset())
+
+
+def _are_at_one_place(one: Tensor, other: Tensor) -> bool:
+    return local(one).data_ptr() == local(other).data_ptr()
 
 
 def _begins_as(value: Tensor, gradient: Tensor) -> bool:

@@ -1,5 +1,6 @@
 """Which files a rank writes anew, in such a way that another rank's are known to be the same."""
 
+import inspect
 import os
 import socket
 import sys
@@ -60,7 +61,7 @@ class Files:
         whole = os.path.realpath(os.fsdecode(path))
         folder, name = os.path.split(whole)
         special = folder.startswith(("/dev", "/proc", "/sys")) or os.path.isdir(whole)  # noqa: PTH112 - in haste
-        if special or len(self._known) >= MOST or not _is_scripts(sys._getframe(1)):
+        if special or len(self._known) >= MOST or not _is_scripts(sys._getframe(1), whole):
             return
         status = os.stat(folder)  # noqa: PTH116 - in haste
         key = _disk(status.st_dev), status.st_ino, name
@@ -82,16 +83,35 @@ class Files:
             self._recorder.record("files", **record, empty=True)
 
 
-def _is_scripts(frame: FrameType | None) -> bool:
-    """Whether the script itself wrote, and no library of its own accord (caches, downloads)."""
+def _is_scripts(frame: FrameType | None, path: str) -> bool:
+    """Whether the script itself wrote: not a library of its own accord (caches, downloads).
+
+    A library that the script has given the path does as it was told (`numpy.save`).
+    """
+    library = None
     while frame is not None:
         file = frame.f_code.co_filename
         if is_users(file):
-            return True
+            return library is None or _was_given(library, path)
         ours = file.startswith((*RANK, TORCH, "<"))
         if not ours and not (file.startswith(STANDARD_LIBRARY) and not is_installed(file)):
-            return False
+            library = frame
         frame = frame.f_back
+    return False
+
+
+def _was_given(call: FrameType, path: str) -> bool:
+    """Whether the path was among a call's arguments, perhaps without a suffix."""
+    code = call.f_code
+    flags = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
+    count = code.co_argcount + code.co_kwonlyargcount + sum(bool(code.co_flags & f) for f in flags)
+    for value in [call.f_locals.get(name) for name in code.co_varnames[:count]]:
+        several = value.values() if isinstance(value, dict) else value
+        for one in several if isinstance(several, tuple | type({}.values())) else [value]:
+            if isinstance(one, str | os.PathLike):
+                given = os.path.realpath(os.fspath(one))
+                if given in (path, os.path.splitext(path)[0]):  # noqa: PTH122 - in haste
+                    return True
     return False
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .averages import Averages, Shapes, shapes_of
 from .buffers import Buffers
 from .clipping import Clipping
 from .exchange import Exchange
@@ -20,7 +21,7 @@ from .hooks import Hooks
 from .losses import Losses
 from .models import Models, Site, is_part, numbered
 from .options import Options, changes, options_of
-from .tensors import digests, norms, packed_digests, packed_norms
+from .tensors import digests, norms, packed_digests, packed_norms, sums
 from .waits import Waits
 
 
@@ -45,6 +46,8 @@ class Layout:
     """Places of those that have never had one, and where they were made."""
     group_name: str | None
     """Of DDP's process group."""
+    shapes: Shapes
+    """Of those that are trained."""
     steps: int = 0
     began: tuple[int, ...] = ()
     """Which collectives had been before its last step."""
@@ -65,7 +68,10 @@ class Replicas:
         self._models = Models(hooks, self._watch_no_sync)
         self._layouts: weakref.WeakKeyDictionary[Optimizer, Layout] = weakref.WeakKeyDictionary()
         self._all: list[Layout] = []
-        self._exchange = Exchange(hooks, self._parameters_known, self._models.reduce_now)
+        self._averages = Averages(hooks)
+        self._exchange = Exchange(
+            hooks, self._parameters_known, self._models.reduce_now, self._averages
+        )
         self._waits = Waits(hooks)
         self._losses = Losses(hooks)
         self._clipping = Clipping(hooks)
@@ -92,7 +98,8 @@ class Replicas:
                 if parameters[place].grad is None
             }
         layout.unwaited |= self._waits.stepping(count, parameters)
-        again = self._exchange.stepped()
+        again = self._exchange.stepped(optimizer)
+        self._averages.stepped(layout.number, layout.shapes)
         if again is not None:
             self._recorder.record("again", optimizer=layout.number, count=count, **again)
         if count == 1 or self._recorder.sampling.due(count):
@@ -129,6 +136,7 @@ class Replicas:
                 parameters=packed_digests(digests(parameters)),
                 gradients=packed_digests(digests(gradients)),
                 parameter_norms=packed_norms(norms(parameters)),
+                parameter_sums=packed_norms(sums(parameters)),
                 gradient_norms=packed_norms(norms(gradients)),
                 exchanged=self._exchange.take(layout.number),
                 options=changes(before, layout.options),
@@ -174,19 +182,20 @@ class Replicas:
         )
         trained = {n: sites.get(id(p)) for n, p in enumerate(parameters) if p.requires_grad}
         group_name = next((m.group_name for m in models if m.group_name is not None), None)
-        return Layout(number, managed, parts, trained, group_name)
+        shapes = shapes_of([parameter for parameter in parameters if parameter.requires_grad])
+        return Layout(number, managed, parts, trained, group_name, shapes)
 
-    def _parameters_known(self) -> list[tuple[Tensor, frozenset[int]]]:
+    def _parameters_known(self) -> list[tuple[Optimizer, Tensor, frozenset[int]]]:
         """Those of all optimizers, and the ranks over which a wrapper reduces the gradient."""
         return [
-            (parameter, managed)
+            (optimizer, parameter, managed)
             for optimizer, layout in list(self._layouts.items())
             for parameter, managed in zip(_parameters(optimizer), layout.managed, strict=False)
         ]
 
     def _are_finite(self) -> bool:
         """Whether all optimizers' parameters are."""
-        return all(map(math.isfinite, norms([one for one, _ in self._parameters_known()])))
+        return all(map(math.isfinite, norms([one for _, one, _ in self._parameters_known()])))
 
     def _watch_no_sync(self, wrapper: type[nn.Module]) -> None:
         """Note where the script leaves the synchronisation of gradients out."""

@@ -38,6 +38,12 @@ def norms(tensors: Sequence[Tensor | None]) -> list[float]:
     return [float("nan") if norm is None else float(norm) for norm in _gather(each)]
 
 
+def sums(tensors: Sequence[Tensor | None]) -> list[float]:
+    """The sum of each one's elements; NaN as of `norms`. Others have the same norm more easily."""
+    each = [None if tensor is None else _total(local(tensor)) for tensor in tensors]
+    return [float("nan") if total is None else float(total) for total in _gather(each)]
+
+
 def _folded(total: int) -> int:
     return (total * MIX >> 32 & 0xFFFFFFFF) or 1
 
@@ -76,6 +82,14 @@ def _norm(tensor: Tensor) -> Tensor:
         tensor = tensor.float()
     norm: Tensor = torch.linalg.vector_norm(tensor)
     return norm.double()
+
+
+def _total(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if tensor.element_size() == 1:
+        tensor = tensor.float()
+    return tensor.sum(dtype=torch.float32).double()
 
 
 def _gather(values: Sequence[Tensor | None]) -> list[float | int | None]:

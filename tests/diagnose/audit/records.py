@@ -39,6 +39,7 @@ def replica(count: int, weights: tuple[int, ...], gradients: tuple[int, ...], **
         "parameters": pack("I", weights),
         "gradients": pack("I", gradients),
         "parameter_norms": pack("f", weights),
+        "parameter_sums": pack("f", weights),
         "gradient_norms": pack("f", gradients),
         "exchanged": {},
         "options": [],

@@ -84,6 +84,32 @@ def test_a_difference_that_outgrows_rounding_is_an_error() -> None:
     assert first.step == second.step == 1
 
 
+def test_weights_that_begin_apart_by_rounding_are_a_warning_until_they_differ_by_more() -> None:
+    def apart(by: int) -> Values:
+        return {rank: (20_000_000 + by * (rank == 2), 2) for rank in range(RANKS)}
+
+    steps: list[tuple[Values, Values]] = [(apart(2), _same(3, 4))] * 3
+    (finding,) = _judge(steps, exchanged={"after": 1})
+    assert (finding.kind, finding.severity) == ("weights-differ-at-start", "warning")
+    assert finding.evidence[0] == "the norm of weight: 20000000 on ranks 0, 1, 20000002 on rank 2"
+    found = _judge([*steps, (apart(2_000), _same(3, 4))], exchanged={"after": 1})
+    assert [one.severity for one in found] == ["warning", "error"]
+
+
+def test_other_weights_of_one_norm_do_not_differ_by_rounding() -> None:
+    """As orthogonal matrices from a seed of each rank's own."""
+    audit = Audit(RANKS, dict.fromkeys(range(RANKS), "node0"))
+    found = []
+    for rank in range(RANKS):
+        audit.feed(rank, layout())
+    for rank in range(RANKS):
+        same = {"parameter_norms": pack("f", (2, 2)), "exchanged": {"after": 1}}
+        found += audit.feed(rank, {**replica(1, (1 + rank, 2), (3, 4)), **same})
+    (finding,) = found
+    assert (finding.kind, finding.severity) == ("weights-differ-at-start", "error")
+    assert finding.evidence[0].startswith("the sum of weight's elements: 1 on rank 0")
+
+
 def test_learning_rates_that_are_tried_out_are_no_fault() -> None:
     assert _judge([(_same(1, 2), _same(3, 4)), (_own(5), _own(30)), (_own(60), _own(90))]) == []
 
@@ -150,6 +176,36 @@ def test_parts_of_a_model_differ_on_purpose() -> None:
 def test_parameters_that_are_averaged_may_have_differed() -> None:
     steps = [(_same(1, 2), _own(30)), (_own(5), _own(60)), (_same(7, 8), _own(90))]
     assert _judge(steps) == []
+
+
+def test_weights_that_never_differed_are_no_average() -> None:
+    """Adam's first steps are the learning rate, up or down: a bias of one number stays equal."""
+    place = {"step": 0, "file": "train.py", "line": 2, "function": "main"}
+    joined = {"check": "world", "size": RANKS, **place}
+    weights: list[Values] = [{r: (10 * n + r, n + 1) for r in range(RANKS)} for n in range(1, 6)]
+    weights[4] = {r: (99 + r, 7 + r) for r in range(RANKS)}
+    steps = [(_same(1, 2), _own(30)), *((each, _own(60)) for each in weights)]
+    for exchanged in ({}, {"small": 1}):
+        (finding,) = _judge(steps, layout(sampler=True), [joined], exchanged=exchanged)
+        assert (finding.kind, finding.ranks) == ("gradients-not-reduced", (0, 1, 2))
+        assert "all 2 parameters" in finding.summary
+
+
+def test_one_number_that_is_equal_again_is_no_average() -> None:
+    steps: list[tuple[Values, Values]] = [(_same(1, 2), _own(30)), (_own(5), _own(60))]
+    steps += [({r: (20 + r, 7) for r in range(RANKS)}, _own(90)), (_own(40), _own(95))]
+    (finding,) = _judge(steps, layout(sampler=True, shapes=[[20, 20], [1]]))
+    assert (finding.kind, finding.severity) == ("gradients-not-reduced", "error")
+    # What has many numbers is: the rest may be meant to be the ranks' own.
+    steps[2] = ({r: (7, 20 + r) for r in range(RANKS)}, _own(90))
+    assert _judge(steps, layout(sampler=True, shapes=[[20, 20], [1]])) == []
+
+
+def test_no_average_where_nothing_was_called_since() -> None:
+    steps = [(_same(1, 2), _own(30)), (_own(5), _own(60)), (_same(7, 8), _own(90))]
+    found = _judge(steps, layout(sampler=True), moment=[0, 4, 0, 1])  # the same at each step
+    kinds = {one.kind for one in found}
+    assert kinds == {"gradients-not-reduced"}
 
 
 def test_a_wrapper_that_does_not_reduce_is_said_at_once() -> None:

@@ -294,6 +294,19 @@ def test_samples_missing_from_several_epochs_are_counted_over_them() -> None:
     assert finding.summary == "20 of 64 samples are trained on by no rank in 2 whole epochs"
 
 
+def test_samples_that_are_chosen_anew_in_each_epoch_or_more_and_more_are_not_missing() -> None:
+    def chosen(sets: list[list[int]]) -> list[Any]:
+        return [
+            [epoch(own[r::2], number=n, sampler="Own") for n, own in enumerate(sets, start=1)]
+            for r in (0, 1)
+        ]
+
+    assert loaded(*chosen([list(range(40)), list(range(40)), list(range(52))])) == []
+    assert loaded(*chosen([shuffled(n)[:36] for n in (1, 2)])) == []
+    (finding,) = loaded(*chosen([list(range(44))] * 3))
+    assert finding.summary == "20 of 64 samples are trained on by no rank in 3 whole epochs"
+
+
 def test_a_tail_an_epoch_broken_off_and_a_part_of_the_data_are_not_missing() -> None:
     order = shuffled(0)[:50]
     assert loaded(*[[epoch(order[r::2], number=n) for n in (1,)] for r in (0, 1)]) == []

@@ -134,6 +134,31 @@ def average_now_and_then(step: int) -> None:
 
 train("local sgd", local, after=average_now_and_then)
 
+federated = net()
+for _ in range(3):  # an optimizer for each round, and copies are averaged
+    train("federated", federated, torch.optim.SGD(federated.parameters(), lr=0.1))
+    weights = {name: one / ranks for name, one in federated.state_dict().items()}
+    for one in weights.values():
+        dist.all_reduce(one)
+    federated.load_state_dict(weights)
+show("averaged", federated)
+
+meta = net()  # Reptile: each rank a task of its own
+outer = torch.optim.SGD(meta.parameters(), lr=0.5)
+for _ in range(3):
+    inner = copy.deepcopy(meta)
+    train("inner", inner, torch.optim.SGD(inner.parameters(), lr=0.1))
+    for mine, fast in zip(meta.parameters(), inner.parameters(), strict=True):
+        mine.grad = (mine.data - fast.data) / ranks
+        dist.all_reduce(mine.grad)
+    outer.step()
+show("meta", meta)
+
+soup = net()
+train("soup", soup, torch.optim.SGD(soup.parameters(), lr=0.1 * (1 + rank)))
+for stirred in soup.parameters():
+    dist.all_reduce(stirred.data)
+
 plain = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
 normed = DistributedDataParallel(plain)
 train("batchnorm", normed)
