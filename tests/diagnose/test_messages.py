@@ -182,3 +182,27 @@ def test_who_only_waits_for_a_circle_is_no_part_of_it() -> None:
     found = diagnose(evidence([gone_on[0], waits, gone_on[1], receives]))
     assert (found.kind, found.ranks) == ("deadlock", (0, 3))
     assert innocent(found) == {1, 2}
+
+
+def test_nothing_is_made_of_the_counts_of_a_rank_that_has_not_told_its_own() -> None:
+    silent = done() | {"source": "py-spy"}
+    found = diagnose(evidence([from_any(3), done(lane(0, sent=1)), silent, done(lane(0, sent=1))]))
+    assert found.ranks == ()
+    ranks = [
+        handles(10, *ring(0, 4, 2, 2)),
+        handles(10, *ring(1, 4, 2, 2)),
+        handles(10, lane(1, sent=1, received=1)),
+        handles(10, *ring(3, 4, 1, 1)) | {"source": "py-spy"},
+    ]
+    assert diagnose(evidence(ranks)).ranks != (2,)
+
+
+def test_who_takes_messages_of_anybody_asks_for_each() -> None:
+    """The wrong destination of before, but for the receiver, which takes whatever comes."""
+    ranks = [
+        handles(10, *ring(0, 4, 2, 2)),
+        handles(10, *ring(1, 4, 2, 2), lane(None, received=3)),
+        handles(10, lane(1, sent=1, received=1)),
+        handles(10, *ring(3, 4, 1, 1)),
+    ]
+    assert diagnose(evidence(ranks)).kind != "deadlock"

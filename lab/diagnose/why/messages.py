@@ -48,7 +48,7 @@ def narrowed(evidence: Evidence, waits: Mapping[int, Wait]) -> dict[int, Wait]:
     """The same, but those who receive from any rank wait for the one that has sent too few."""
     found = dict(waits)
     for number, wait in waits.items():
-        if wait.lane is None or not _come_as_far(waits, wait.awaited):
+        if wait.lane is None or not _come_as_far(evidence, waits, wait.awaited):
             continue
         one = _fewer(sent_to(evidence, wait))
         if one is not None:
@@ -61,10 +61,21 @@ def odd_of(evidence: Evidence, waits: Mapping[int, Wait], order: Sequence[int]) 
     return _wrong_peer(evidence, waits, order) or _too_few(evidence, waits, order)
 
 
-def _come_as_far(waits: Mapping[int, Wait], ranks: Collection[int]) -> bool:
+def _come_as_far(evidence: Evidence, waits: Mapping[int, Wait], ranks: Collection[int]) -> bool:
     """Whether all wait in one call: who has not come as far may send yet."""
     calls = {waits[n].what if n in waits and not waits[n].tags else None for n in ranks}
-    return len(calls) == 1 and None not in calls
+    return len(calls) == 1 and None not in calls and all(_has_told(evidence, n) for n in ranks)
+
+
+def _has_told(evidence: Evidence, number: int) -> bool:
+    """Whether a rank itself has said how many messages it has begun."""
+    return number in evidence.ranks and evidence.ranks[number].source == "probe"
+
+
+def _takes_any(evidence: Evidence, way: Way) -> bool:
+    """Whether the one to whom a message goes receives from any rank."""
+    _, number, group, tag = way
+    return (group, None, tag) in evidence.ranks[number].messages
 
 
 def _fewer(counts: Mapping[int, int]) -> int | None:
@@ -87,7 +98,8 @@ def _too_few(evidence: Evidence, waits: Mapping[int, Wait], order: Sequence[int]
             continue
         if not wait.tags or waits[peer].call is None:
             continue
-        along = [n for n, other in waits.items() if other.what == waits[peer].what]
+        call = waits[peer].what
+        along = [n for n, one in waits.items() if one.what == call and _has_told(evidence, n)]
         for way in (SENT, RECEIVED):
             counts = {
                 n: sum(lane[way] for lane in evidence.ranks[n].messages.values()) for n in along
@@ -125,17 +137,23 @@ def _wrong_peer(evidence: Evidence, waits: Mapping[int, Wait], order: Sequence[i
     """
     if any(not waits[rank].tags for rank in order):
         return None
+    if not all(_has_told(evidence, number) for number in range(evidence.world_size)):
+        return None
     begun = _begun(evidence)
-    unasked = [way for way, counts in begun.items() if counts[SENT] and not counts[RECEIVED]]
+    unasked = [
+        way
+        for way, counts in begun.items()
+        if counts[SENT] and not counts[RECEIVED] and not _takes_any(evidence, way)
+    ]
     unsent = [way for way, counts in begun.items() if counts[RECEIVED] and not counts[SENT]]
     found = [
         (rank, sent, asked)
         for sent in unasked
         for asked in unsent
         for rank in order
-        if sent[2:] == asked[2:] and rank in {sent[0], sent[1]} & {asked[0], asked[1]}
+        if sent[2:] == asked[2:]
         # It sends to the wrong one, or receives from the wrong one.
-        if (sent[0] == asked[0] == rank) or (sent[1] == asked[1] == rank)
+        and (sent[0] == asked[0] == rank or sent[1] == asked[1] == rank)
     ]
     if len(found) != 1:
         return None
