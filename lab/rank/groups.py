@@ -29,6 +29,8 @@ WRAPPERS = ("c10d_logger.py", "_contextlib.py")
 LEAVE = "destroy_process_group"
 LEAVING = 0.005
 """Seconds for threads of process groups before these are taken apart."""
+JOIN = "torch/distributed/algorithms/join.py"
+"""Whose `__exit__` calls for ranks that are out of data: the name alone says nothing."""
 DECORATORS = ("wrapper", "inner_func")
 """What such frames are called elsewhere (torch.distributed.checkpoint)."""
 DTYPES = {
@@ -239,5 +241,7 @@ def _call(frames: Iterable[Mapping[str, Any]], start_folder: str) -> Told:
             and frame["name"] not in DECORATORS
         ):
             via = frame["name"]
+            if via == "__exit__" and file.endswith(JOIN):
+                via = "Join.__exit__"
     site, callers = (own[0], own[1:]) if own else (None, [])
     return {"site": site, "callers": callers, "via": via}

@@ -32,3 +32,13 @@ def test_the_function_that_the_script_has_called_is_told_and_not_what_is_around_
 def test_what_no_line_of_the_script_has_called_has_no_place() -> None:
     frames = [frame(f"{TORCH}/distributed_c10d.py", "all_gather")]
     assert _call(frames, "/home/me") == {"site": None, "callers": [], "via": "all_gather"}
+
+
+def test_a_rank_that_is_out_of_data_calls_through_join() -> None:
+    frames = [
+        frame(f"{TORCH}/distributed_c10d.py", "all_reduce"),
+        frame(f"{TORCH}/algorithms/join.py", "_get_num_nonjoined_procs"),
+        frame(f"{TORCH}/algorithms/join.py", "__exit__"),
+        frame("/home/me/train.py", "main", 11),
+    ]
+    assert _call(frames, "/home/me")["via"] == "Join.__exit__"

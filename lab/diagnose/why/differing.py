@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from lab.diagnose.finding import Finding, Innocent, WhyKind
 from lab.diagnose.why.activity import activity_of
 from lab.diagnose.why.evidence import Evidence
+from lab.diagnose.why.joined import with_join
 from lab.diagnose.why.sequences import Divergence, first_divergence, place, place_of
 from lab.diagnose.why.telling import at, seen
 from lab.diagnose.why.unused import UNUSED_CURE, unused_by
@@ -52,6 +53,10 @@ def judge_differing(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | 
 
 def finding_of(evidence: Evidence, found: Divergence, waits: Mapping[int, Wait]) -> Finding:
     """Tell of one divergence."""
+    return with_join(_finding_of(evidence, found, waits), evidence, found, waits)
+
+
+def _finding_of(evidence: Evidence, found: Divergence, waits: Mapping[int, Wait]) -> Finding:
     if not found.certain:
         return _nobody_in_particular(evidence, found, waits)
     unused = _unused(evidence, found)
