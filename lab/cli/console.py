@@ -1,4 +1,4 @@
-"""What the terminal shows of a run: the ranks' lines with their prefix, progress, the verdict."""
+"""What the terminal shows while a run goes on: the ranks' lines with their prefix, progress."""
 
 import json
 import os
@@ -17,17 +17,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from lab.channel import Progress
-    from lab.runs.verdict import Verdict
 
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """ANSI colours of the prefixes, by rank."""
-LAST_LINES = 30
-"""How much of a traceback the end of a run repeats."""
-TOLD = ("failed", "unknown")
-"""Kinds of findings whose sentence says no more than the end of the run itself, if they are about
-its rank."""
-MOST_OTHERS = 8
-"""How many other reasons of failure the end of a run tells of."""
 LEAST = 12
 """Columns that the last cell of a row has at least where it is folded."""
 UNBOUNDED = 10_000
@@ -239,71 +231,6 @@ class JsonConsole:
 
     def _say(self, message: Mapping[str, Any]) -> None:
         write(json.dumps({"time": round(time.time(), 6), **message}) + "\n", sys.stdout)
-
-
-def print_verdict(verdict: "Verdict") -> None:
-    """The end of a run on stderr: what failed and how, and last who did it."""
-    error = sys.stderr
-    if verdict.kind == "ok":
-        if verdict.why is not None:
-            from lab.cli.findings import print_finding
-
-            print_finding(verdict.why, error)
-        say(f"lab: {verdict.summary}")
-        return
-    first = verdict.first
-    if first is None:
-        if verdict.why is not None and verdict.kind == "timeout":
-            from lab.cli.findings import print_finding
-
-            print_finding(verdict.why, error)
-        end = "all ranks have ended"
-        if verdict.silent:
-            names = ", ".join(verdict.silent)
-            end = f"no answer from {names}, where ranks may be left: lab down removes them"
-        say(f"lab: {verdict.summary}; {end}")
-        return
-    from lab.runs.verdict import ranks_in_words
-
-    others = []
-    victims = {*verdict.victims}
-    if verdict.is_of_another and verdict.why is not None:  # who did it may have failed later, too
-        victims = {*victims, first.rank} - {*verdict.why.ranks}
-    if victims:
-        others.append(f"{ranks_in_words(victims)} failed as a consequence")
-    if verdict.others:
-        others.append(f"{ranks_in_words(verdict.others)} failed too")
-    if verdict.ended:
-        others.append(f"{ranks_in_words(verdict.ended)} ended by lab")
-    if others:
-        say(f"lab: {'; '.join(others)}")
-    for other in verdict.other_reasons[:MOST_OTHERS]:
-        say(f"lab: for another reason failed {other}")
-    if verdict.is_of_another:
-        say(f"lab: the first consequence: {first}")
-    colour = colours_wanted(error)
-    words = first.traceback.rstrip().splitlines() if first.traceback else []
-    words = words or list(first.last_lines)
-    if words:
-        node = f"rank {first.rank} on {first.node}"
-        say(f"lab: the last words of {node}:")
-        for word in words[-LAST_LINES:]:
-            say(f"  {word}")
-    why = verdict.why
-    if why is not None and (
-        why.kind not in TOLD
-        or {*why.ranks} - {first.rank, *verdict.others}
-        or (first.file is None and why.file is not None)  # where a signal met it
-        or (why.kind == "failed" and (why.innocent or why.evidence))
-    ):
-        from lab.cli.findings import print_finding
-
-        print_finding(why, error)
-    red, reset = ("\033[31m", "\033[0m") if colour else ("", "")
-    end = verdict.summary if verdict.is_of_another else str(first)
-    say(f"{red}lab: {end} (exit code {verdict.exit_code}){reset}")
-    if verdict.hint:
-        say(f"lab: {verdict.hint}")
 
 
 @contextmanager

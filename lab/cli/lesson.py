@@ -12,9 +12,9 @@ from lab.cli.console import (
     Prefixes,
     RunConsole,
     print_table,
-    print_verdict,
     progress_line,
 )
+from lab.cli.ending import print_verdict
 from lab.cli.interrupted import nodes_told
 from lab.cli.options import (
     BackendOption,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lab.cli.console import Prefixes, RunConsole, print_verdict, progress_line
+from lab.cli.console import Prefixes, RunConsole, progress_line
+from lab.cli.ending import print_verdict
 from lab.cli.interrupted import nodes_told
 from lab.cli.options import (
     BackendOption,

@@ -12,11 +12,11 @@ from lab.cli.console import (
     JsonConsole,
     Prefixes,
     RunConsole,
-    print_verdict,
     progress_line,
 )
 from lab.cli.detach import start_detached
 from lab.cli.durations import seconds
+from lab.cli.ending import print_verdict
 from lab.cli.interrupted import nodes_told
 from lab.cli.options import (
     ON_STALL,

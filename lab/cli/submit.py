@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lab.cli.console import print_verdict
+from lab.cli.ending import print_verdict
 from lab.cli.options import (
     ON_STALL,
     STALL,

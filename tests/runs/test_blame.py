@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lab.cli.console import print_verdict
+from lab.cli.ending import print_verdict
 from lab.diagnose.finding import Finding, Innocent
 from lab.runs.verdict import Failure, Verdict
 
