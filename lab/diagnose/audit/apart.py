@@ -43,7 +43,10 @@ def say_apart(seen: Seen, places: Collection[int], made: Mapping[int, Site | Non
             "their gradients are equal: the ranks put them together, but each adds them to "
             "weights of its own",
         ),
-        cure="send rank 0's weights to all ranks before the first step, as "
+        cure="load or change weights before the model is wrapped, or on every rank alike: "
+        "DistributedDataParallel sends rank 0's once, when it is constructed"
+        if all(seen.layout.managed[place] for place in places)
+        else "send rank 0's weights to all ranks before the first step, as "
         "DistributedDataParallel does; or build the model from one seed on all ranks",
     )
 
@@ -55,10 +58,18 @@ def say_differing(
     ranks = seen.guilty(places, "parameters")
     others = "differ" if len(ranks) == len(seen.records) else "differ from the others'"
     beyond = seen.beyond_rounding(places)
+    steps = {rank: float(record["count"] - 1) for rank, record in seen.records.items()}
+    evidence = [_norm_of_first(seen, places), *([] if beyond else [BY_ROUNDING])]
     cure = (
         "something but the averaged gradients changes the weights of these ranks: look for "
         "learning rates, optimizers or branches that depend on the rank"
     )
+    if len(set(steps.values())) > 1:
+        evidence.append(_by_rank("steps that the optimizer has made", steps))
+        cure = (
+            "make the same number of steps on every rank: whether one is left out must be decided "
+            "by what all ranks know, as by an all-reduce of the condition"
+        )
     return Finding(
         "parameters-differ",
         "error" if beyond else "warning",
@@ -67,11 +78,7 @@ def say_differing(
         ranks=ranks,
         step=since,
         **line_of(seen.records[ranks[-1]]),
-        evidence=(
-            _norm_of_first(seen, places),
-            *([] if beyond else [BY_ROUNDING]),
-            "up to then weights and averaged gradients were equal",
-        ),
+        evidence=(*evidence, "up to then weights and averaged gradients were equal"),
         cure=_same(options) if options else cure,
     )
 
@@ -154,21 +161,49 @@ def say_unreduced(
         )
     if len(ranks) < len(seen.records):
         return _say_changed(seen, alone, places)
-    unknown = (
-        "the model is wrapped, but what reduces these gradients was not called, or does not know "
-        "them"
-    )
-    is_wrapped = all(seen.layout.managed[place] for place in places)
     is_whole = len(places) == len(seen.layout.names)
     effect = "each trains a model of its own" if is_whole else "they are others on each rank"
+    why, cure = _why_unreduced(seen, places)
     return replace(
         alone,
         summary=f"{alone.summary}: {effect}",
-        evidence=(*alone.evidence, *[unknown] * is_wrapped),
-        cure="wrap the model in DistributedDataParallel once all its layers are there, and "
-        "call the wrapped one; or average all gradients over the ranks between backward "
-        "and step",
+        evidence=(*alone.evidence, *why),
+        cure=cure,
     )
+
+
+def _why_unreduced(seen: Seen, places: Collection[int]) -> tuple[list[str], str]:
+    """What is known of why no two ranks have the same gradients; and the cure."""
+    layout = seen.layout
+    sent = {what for record in seen.records.values() for what in record["exchanged"]}
+    alike = (
+        "what changes gradients afterwards (clipping, scaling, noise) must do the same on all ranks"
+    )
+    if "reduce" in sent:
+        return (
+            ["gradients are put together by dist.reduce, which gives the sum to one rank alone"],
+            "put the gradients together by all_reduce, which gives the sum to every rank",
+        )
+    if all(layout.managed[place] for place in places):
+        return (
+            [
+                "the model is wrapped: what reduces these gradients was not called or does not "
+                "know them, or they were changed after it, on each rank in another way"
+            ],
+            "wrap the model in DistributedDataParallel once all its layers are there, and call the "
+            f"wrapped one; {alike}",
+        )
+    if any(layout.parts) and not any(layout.parts[place] for place in places):
+        return (
+            ["other parameters of this optimizer are shared out among the ranks, these are not"],
+            "have the whole model sharded as well, not its parts alone: fully_shard(model) after "
+            "its layers; nobody reduces the gradients of what is in none of them",
+        )
+    cure = (
+        "wrap the model in DistributedDataParallel once all its layers are there, and call the "
+        "wrapped one; or average all gradients over the ranks between backward and step"
+    )
+    return [], f"{cure}. If that is done: {alike}" if sent else cure
 
 
 def say_overwritten(seen: Seen, places: set[int], since: int, source: int) -> Finding:

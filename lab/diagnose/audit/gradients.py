@@ -7,7 +7,7 @@ from lab.diagnose.audit.columns import Columns
 from lab.diagnose.audit.layouts import Layouts, listed
 from lab.diagnose.audit.records import Record, line_of
 from lab.diagnose.finding import Finding, Severity
-from lab.diagnose.words import ranks_in_words
+from lab.diagnose.words import place_in_words, ranks_in_words
 
 TOLERANCE = 1e-2
 """Relative: factors of clipping that differ by more are not the same."""
@@ -148,7 +148,7 @@ class LocalNorm:
 class NoGradient:
     """Names parameters that an optimizer holds and that never had a gradient."""
 
-    checks = frozenset({"layout", "no-gradient"})
+    checks = frozenset({"layout", "no-gradient", "stale"})
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -156,6 +156,10 @@ class NoGradient:
         self._missing: dict[tuple[int, str], dict[int, Any]] = {}
         self._ranks: dict[int, set[int]] = {}
         self._steps: dict[int, int] = {}
+        self._stale: dict[tuple[int, int], Record] = {}
+        """By optimizer and rank: those that hold none of what is trained."""
+        self._holding_none: dict[tuple[Any, Any], dict[int, Record]] = {}
+        """By line and rank: the same, where no gradient came to the end."""
 
     def feed(self, rank: int, record: Record) -> list[Finding]:
         """See `Judge`."""
@@ -163,9 +167,18 @@ class NoGradient:
             self._layouts.feed(rank, record)
             return []
         optimizer = record["optimizer"]
+        if record["check"] == "stale":
+            self._stale[optimizer, rank] = record
+            return []
         layout = self._layouts.of(optimizer, rank)
-        if layout is None or len(record["places"]) == len(layout.names):
-            return []  # the optimizer takes gradients from elsewhere
+        if layout is None:
+            return []
+        if len(record["places"]) == len(layout.names):
+            stale = self._stale.get((optimizer, rank))
+            if stale is not None:
+                ranks = self._holding_none.setdefault((stale["file"], stale["line"]), {})
+                ranks[rank] = {**stale, "count": record["count"], "all": len(layout.names)}
+            return []  # else the optimizer takes gradients from elsewhere
         self._ranks.setdefault(optimizer, set()).add(rank)
         self._steps[optimizer] = max(self._steps.get(optimizer, 0), record["count"])
         for place, site in record["places"]:
@@ -185,7 +198,8 @@ class NoGradient:
             key = optimizer, tuple(sorted(ranks)), site["file"], site["line"]
             together.setdefault(key, []).append(name)
             sites[key] = site
-        return [self._say(key[0], key[1], names, sites[key]) for key, names in together.items()]
+        said = [self._say(key[0], key[1], names, sites[key]) for key, names in together.items()]
+        return said + [_say_holding_none(ranks) for ranks in self._holding_none.values()]
 
     def _say(
         self, optimizer: int, ranks: tuple[int, ...], names: list[str], site: Mapping[str, Any]
@@ -205,3 +219,21 @@ class NoGradient:
             evidence=("they are in the optimizer, and require gradients",),
             cure="use them in forward, freeze them (requires_grad_(False)), or take them out",
         )
+
+
+def _say_holding_none(ranks: Mapping[int, Record]) -> Finding:
+    record = ranks[min(ranks)]
+    where = place_in_words(record["file"], record["line"])
+    return Finding(
+        "no-gradient",
+        "error",
+        f"the optimizer{f' made at {where}' if where else ''} holds none of the parameters that "
+        f"are trained: it has made {record['count']} steps, and none of its {record['all']} ever "
+        "had a gradient",
+        ranks=tuple(sorted(ranks)),
+        step=1,
+        **line_of(record),
+        evidence=("a model whose parameters have the same shapes gets gradients, and no step",),
+        cure="make the optimizer once the model is as it will be trained, after fully_shard, "
+        "copies and wrappers, from that model's parameters()",
+    )

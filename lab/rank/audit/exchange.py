@@ -123,7 +123,8 @@ class Exchange:
         How often something large was sent, by phase: `forward` (before backward begins),
         `backward`, `after` (it has ended); `parameters`, `copies` (of one rank's parameters) or
         `late` (gradients) in place of `forward`; `small`, `subgroup` (with some ranks only) and
-        `point_to_point` of any phase. Next to these, all of `barrier` and of broadcasts: `from 0`.
+        `point_to_point` of any phase. Next to these, all of `barrier`, of gradients that one
+        rank alone gets the sum of (`reduce`), and of broadcasts: `from 0`.
         """
         told = self._told.get(optimizer, self._at_step[0])
         self._told[optimizer] = dict(self._sent)
@@ -162,6 +163,8 @@ class Exchange:
             source = args[1] if len(args) > 1 else kwargs.get("src", kwargs.get("group_src"))
             self._count(f"from {source}")
             purpose = "copies" if purpose == "parameters" else purpose
+        if name == "reduce" and self._phase == "after" and self._gradient_of(tensor) is not None:
+            self._count("reduce")
         self._count(purpose)
         self._after_step(name, tensor)
         if name.startswith("all_to_all"):  # as of experts; no loss is put together so

@@ -103,11 +103,15 @@ class Models:
         if hasattr(type(module), "no_sync"):
             self._on_wrapper(type(module))
             self._wrappers.add(module)
-        self._sites[module] = self._recorder.site(beyond=partial(_is_constructor, module))
+        self._sites[module] = self._recorder.site(beyond=partial(is_constructor, module))
 
     def reduce_now(self) -> bool:
         """Whether wrappers reduce the gradients of a backward that begins now: no `no_sync`."""
         return all(getattr(one, "require_backward_grad_sync", True) for one in self._wrappers)
+
+    def all(self) -> list[nn.Module]:
+        """Every module, inner ones as well, that has passed through its constructor."""
+        return list(self._sites)
 
     def find(self, parameters: Iterable[Tensor]) -> list[Model]:
         """The models that hold any of the parameters."""
@@ -218,6 +222,6 @@ def plain(name: str) -> str:
     return name
 
 
-def _is_constructor(module: nn.Module, frame: FrameType) -> bool:
-    """Whether a frame is the module's own `__init__`: whoever called it is of interest."""
-    return frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is module
+def is_constructor(made: object, frame: FrameType) -> bool:
+    """Whether a frame is the object's own `__init__`: whoever called it is of interest."""
+    return frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is made

@@ -21,6 +21,7 @@ from .hooks import Hooks
 from .losses import Losses
 from .models import Models, Site, is_part, numbered
 from .options import Options, changes, options_of
+from .stale import Stale
 from .tensors import digests, norms, packed_digests, packed_norms, sums
 from .waits import Waits
 
@@ -73,6 +74,9 @@ class Replicas:
             hooks, self._parameters_known, self._models.reduce_now, self._averages
         )
         self._waits = Waits(hooks)
+        self._stale = Stale(
+            hooks, self._models, lambda: [one for _, one, _ in self._parameters_known()]
+        )
         self._losses = Losses(hooks)
         self._clipping = Clipping(hooks)
         self._buffers = Buffers(hooks)
@@ -97,6 +101,8 @@ class Replicas:
                 for place, site in layout.without_gradient.items()
                 if parameters[place].grad is None
             }
+        if len(layout.without_gradient) == len(parameters):
+            self._stale.stepping(optimizer, layout.number, count, parameters)
         layout.unwaited |= self._waits.stepping(count, parameters)
         again = self._exchange.stepped(optimizer)
         self._averages.stepped(layout.number, layout.shapes)
