@@ -9,9 +9,7 @@ import errno
 import json
 import os
 import selectors
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +22,7 @@ from lab.node.activity import GONE, activity
 from lab.node.peers import Door, Visits
 from lab.node.pipes import CHUNK
 from lab.node.protocol import Message
+from lab.node.stack_reader import StackReader
 from lab.node.warm import peer
 from lab.rank.probe import address
 
@@ -59,14 +58,7 @@ class _Question:
     why_silent: str = ""
     received: bytearray = field(default_factory=bytearray)
     connection: socket.socket | None = None
-    reader: "subprocess.Popen[bytes] | None" = None
-    """py-spy, whose stderr comes with its stdout."""
-    told: dict[str, Any] | None = None
-    """The probe's answer, while stacks are read of the processes that the rank has started."""
-    child: int = 0
-    """The one that is being read."""
-    unread: list[int] = field(default_factory=list)
-    """Those that come after it."""
+    reader: StackReader | None = None
 
 
 @dataclass(eq=False)
@@ -185,16 +177,11 @@ class Probing:
         except (ValueError, RecursionError):
             told = None
         if isinstance(told, dict):
-            question.told = told
-            if one.what == FAMILY and not _communicates(told):
-                living = [
-                    child["pid"]
-                    for child in question.process["children"] or ()
-                    if child["state"] not in ENDED
-                ]
-                question.unread = living[:CHILDREN]
-                question.give_up_at = time.monotonic() + CHILDREN_PATIENCE
-            self._look_at_children(one, question)
+            children = question.process["children"] or ()
+            living = [child["pid"] for child in children if child["state"] not in ENDED]
+            is_asked = one.what == FAMILY and not _communicates(told)
+            question.give_up_at = time.monotonic() + CHILDREN_PATIENCE
+            self._look_at_children(one, question, told, living[:CHILDREN] if is_asked else [])
         else:
             self._read_stacks(one, question, "its probe broke off")
 
@@ -204,10 +191,7 @@ class Probing:
             silence = f"its probe has not answered in {PROBE_PATIENCE:g} s"
             self._read_stacks(one, question, silence)
         elif question.reader is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(question.reader.pid, signal.SIGKILL)
-            question.unread.clear()
-            self._on_stacks_end(one, question)
+            question.reader.kill()
         else:
             self._answer(one, question, error=question.why_silent)
 
@@ -220,75 +204,21 @@ class Probing:
     # Stacks from outside
 
     def _read_stacks(self, one: _Round, question: _Question, why: str) -> None:
-        """Have py-spy read them, where they are asked for and there are any."""
+        """Have the rank's own read, where they are asked for and there are any."""
         question.why_silent = why
         if one.what == PULSE or question.process["state"] in ENDED:
             self._answer(one, question, error=why)
             return
-        error = self._start_reader(one, question, question.pid)
-        if error is not None:
-            self._answer(one, question, error=f"{why}; {error}")
         question.give_up_at = time.monotonic() + STACKS_PATIENCE
-
-    def _look_at_children(self, one: _Round, question: _Question) -> None:
-        """Have theirs read, one after another; then answer for the rank."""
-        while question.unread:
-            question.child = question.unread.pop(0)
-            if self._start_reader(one, question, question.child) is None:
-                return
-        self._answer(one, question, source="probe", probe=question.told)
-
-    def _start_reader(self, one: _Round, question: _Question, pid: int) -> str | None:
-        """Start py-spy; what stands in the way, if it does not run."""
-        question.received.clear()
-        argv = stacks.command(pid)
-        if argv is None:
-            return stacks.MISSING
         try:
-            reader = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=stacks.environment(),
+            question.reader = StackReader(
+                self._selector, question.pid, partial(self._on_stacks, one, question)
             )
-        except OSError as error:
-            return f"py-spy: {error.strerror}"
-        reader.returncode = 0  # the agent reaps its children itself; Popen must not try
-        assert reader.stdout is not None
-        os.set_blocking(reader.stdout.fileno(), False)
-        question.reader = reader
-        self._selector.register(
-            reader.stdout, selectors.EVENT_READ, partial(self._on_stacks, one, question)
-        )
-        return None
+        except RuntimeError as error:
+            self._answer(one, question, error=f"{why}; {error}")
 
-    def _on_stacks(self, one: _Round, question: _Question) -> None:
-        if question.reader is None:
-            return
-        assert question.reader.stdout is not None
-        try:
-            data = os.read(question.reader.stdout.fileno(), CHUNK)
-        except BlockingIOError:
-            return
-        question.received += data
-        if not data:
-            self._on_stacks_end(one, question)
-
-    def _on_stacks_end(self, one: _Round, question: _Question) -> None:
-        assert question.reader is not None
-        assert question.reader.stdout is not None
-        self._selector.unregister(question.reader.stdout)
-        question.reader.stdout.close()
+    def _on_stacks(self, one: _Round, question: _Question, output: bytes) -> None:
         question.reader = None
-        output = bytes(question.received)
-        if question.told is not None:
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                threads = stacks.parsed(output, self._start_folder)
-                children = question.told.setdefault("children", [])
-                children.append({"pid": question.child, "threads": threads})
-            self._look_at_children(one, question)
-            return
         try:
             found = stacks.parsed(output, self._start_folder)
         except (ValueError, KeyError, TypeError):
@@ -300,6 +230,37 @@ class Probing:
             self._answer(
                 one, question, source="py-spy", error=question.why_silent, probe={"threads": found}
             )
+
+    def _look_at_children(
+        self, one: _Round, question: _Question, told: dict[str, Any], unread: list[int]
+    ) -> None:
+        """Have the stacks of these processes read, one after another; then answer for the rank."""
+        for n, child in enumerate(unread):
+            rest = unread[n + 1 :]
+            with contextlib.suppress(RuntimeError):
+                question.reader = StackReader(
+                    self._selector,
+                    child,
+                    partial(self._on_child, one, question, told, child, rest),
+                )
+                return
+        self._answer(one, question, source="probe", probe=told)
+
+    def _on_child(
+        self,
+        one: _Round,
+        question: _Question,
+        told: dict[str, Any],
+        child: int,
+        rest: list[int],
+        output: bytes,
+    ) -> None:
+        question.reader = None
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            threads = stacks.parsed(output, self._start_folder)
+            told.setdefault("children", []).append({"pid": child, "threads": threads})
+        in_time = time.monotonic() < question.give_up_at
+        self._look_at_children(one, question, told, rest if in_time else [])
 
     # Answers
 
@@ -314,10 +275,8 @@ class Probing:
     ) -> None:
         if question.connection is not None:
             self._hang_up(question)
-        if question.reader is not None and question.reader.stdout is not None:
-            self._selector.unregister(question.reader.stdout)
-            question.reader.stdout.close()
-            question.reader = None
+        if question.reader is not None:
+            question.reader.close()
         del one.questions[question.rank]
         if one.master is not None:
             place = _meeting_place(probe or {})
