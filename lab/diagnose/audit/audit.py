@@ -11,6 +11,7 @@ from lab.diagnose.audit.collectives import Collectives
 from lab.diagnose.audit.devices import DataParallel, SharedGpu
 from lab.diagnose.audit.files import Files
 from lab.diagnose.audit.gradients import LocalNorm, NoGradient, NotWaitedFor, ReducedTwice
+from lab.diagnose.audit.held_back import HeldBack
 from lab.diagnose.audit.loaders import Loaders
 from lab.diagnose.audit.modes import Modes
 from lab.diagnose.audit.nan import NotFinite
@@ -37,7 +38,7 @@ class Judge(Protocol):
 
 
 JUDGES: tuple[Callable[[int], Judge], ...] = (
-    *(Replicas, NotFinite, ReducedTwice, NotWaitedFor, LocalNorm, NoGradient, Buffers),
+    *(Replicas, NotFinite, ReducedTwice, NotWaitedFor, HeldBack, LocalNorm, NoGradient, Buffers),
     *(Collectives, Batches, Loaders, Files, Noise, Splits, Modes, SharedGpu, DataParallel),
     *(Reports, Pace, Steppers, Worlds),
 )

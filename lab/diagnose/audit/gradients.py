@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from lab.diagnose.audit.by_line import ByLine
 from lab.diagnose.audit.columns import Columns
 from lab.diagnose.audit.layouts import Layouts, listed
 from lab.diagnose.audit.records import Record, line_of
@@ -13,26 +14,12 @@ TOLERANCE = 1e-2
 """Relative: factors of clipping that differ by more are not the same."""
 
 
-class ReducedTwice:
+class ReducedTwice(ByLine):
     """Takes what each rank has seen by itself: a sum of gradients that had been summed."""
 
     checks = frozenset({"again"})
 
-    def __init__(self, world_size: int) -> None:
-        self._world_size = world_size
-        self._ranks: dict[tuple[Any, Any], dict[int, Record]] = {}
-
-    def feed(self, rank: int, record: Record) -> list[Finding]:
-        """See `Judge`."""
-        ranks = self._ranks.setdefault((record["file"], record["line"]), {})
-        ranks.setdefault(rank, record)
-        return self._say(ranks) if len(ranks) == self._world_size else []
-
-    def close(self) -> list[Finding]:
-        """See `Judge`."""
-        return [f for ranks in self._ranks.values() if ranks for f in self._say(ranks)]
-
-    def _say(self, ranks: dict[int, Record]) -> list[Finding]:
+    def _say(self, ranks: Mapping[int, Record]) -> Finding:
         guilty = tuple(sorted(ranks))
         record = ranks[guilty[0]]
         factor = max(abs(each["factor"]) for each in ranks.values())
@@ -40,65 +27,44 @@ class ReducedTwice:
         effect = "which only costs time" if harmless else f"which makes them {factor:.3g} times"
         severity: Severity = "warning" if harmless else "error"
         larger = "" if harmless else " as large"
-        return [
-            Finding(
-                "gradients-reduced-twice",
-                severity,
-                f"{ranks_in_words(guilty)} put gradients together that were the same on all ranks "
-                f"already, {effect}{larger}",
-                ranks=guilty,
-                step=record["count"],
-                **line_of(record),
-                evidence=(
-                    "they had been summed since the last backward, or by the model's wrapper",
-                ),
-                cure="leave the second out: DistributedDataParallel averages gradients in backward",
-            )
-        ]
+        return Finding(
+            "gradients-reduced-twice",
+            severity,
+            f"{ranks_in_words(guilty)} put gradients together that were the same on all ranks "
+            f"already, {effect}{larger}",
+            ranks=guilty,
+            step=record["count"],
+            **line_of(record),
+            evidence=("they had been summed since the last backward, or by the model's wrapper",),
+            cure="leave the second out: DistributedDataParallel averages gradients in backward",
+        )
 
 
-class NotWaitedFor:
+class NotWaitedFor(ByLine):
     """Takes what each rank has seen by itself: a step before its gradients had come."""
 
     checks = frozenset({"unwaited"})
 
-    def __init__(self, world_size: int) -> None:
-        self._world_size = world_size
-        self._ranks: dict[tuple[Any, Any], dict[int, Record]] = {}
-
-    def feed(self, rank: int, record: Record) -> list[Finding]:
-        """See `Judge`."""
-        ranks = self._ranks.setdefault((record["file"], record["line"]), {})
-        ranks[rank] = record
-        return self._say(ranks) if len(ranks) == self._world_size else []
-
-    def close(self) -> list[Finding]:
-        """See `Judge`."""
-        return [finding for ranks in self._ranks.values() for finding in self._say(ranks)]
-
-    @staticmethod
-    def _say(ranks: Mapping[int, Record]) -> list[Finding]:
+    def _say(self, ranks: Mapping[int, Record]) -> Finding:
         guilty = tuple(sorted(ranks))
         record = ranks[guilty[0]]
         verb = "steps" if len(guilty) == 1 else "step"
         told = [f"{ranks[r]['under_way']} of {ranks[r]['all']} on rank {r}" for r in guilty]
-        return [
-            Finding(
-                "gradients-not-reduced",
-                "error",
-                f"{ranks_in_words(guilty)} {verb} without waiting for the all-reduces of "
-                "gradients, which go on meanwhile",
-                ranks=guilty,
-                step=record["count"],
-                **line_of(record),
-                evidence=(
-                    f"at step {record['count']} nobody had called wait() on them; still under "
-                    f"way were {', '.join(told[:8])}",
-                ),
-                cure="keep what all_reduce(..., async_op=True) returns, and call wait() on each "
-                "before the optimizer's step",
-            )
-        ]
+        return Finding(
+            "gradients-not-reduced",
+            "error",
+            f"{ranks_in_words(guilty)} {verb} without waiting for the all-reduces of gradients, "
+            "which go on meanwhile",
+            ranks=guilty,
+            step=record["count"],
+            **line_of(record),
+            evidence=(
+                f"at step {record['count']} nobody had called wait() on them; still under way "
+                f"were {', '.join(told[:8])}",
+            ),
+            cure="keep what all_reduce(..., async_op=True) returns, and call wait() on each before "
+            "the optimizer's step",
+        )
 
 
 class LocalNorm:

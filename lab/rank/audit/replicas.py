@@ -17,6 +17,7 @@ from .averages import Averages, Shapes, shapes_of
 from .buffers import Buffers
 from .clipping import Clipping
 from .exchange import Exchange
+from .held_back import HeldBack
 from .hooks import Hooks
 from .losses import Losses
 from .models import Models, Site, is_part, numbered
@@ -77,6 +78,7 @@ class Replicas:
         self._stale = Stale(
             hooks, self._models, lambda: [one for _, one, _ in self._parameters_known()]
         )
+        self._held_back = HeldBack(hooks, self._models)
         self._losses = Losses(hooks)
         self._clipping = Clipping(hooks)
         self._buffers = Buffers(hooks)
@@ -109,6 +111,7 @@ class Replicas:
         if again is not None:
             self._recorder.record("again", optimizer=layout.number, count=count, **again)
         if count == 1 or self._recorder.sampling.due(count):
+            self._held_back.stepping(layout.number, count, parameters)
             self._note(optimizer, layout, count, parameters)
         self._no_sync = None
 
