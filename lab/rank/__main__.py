@@ -242,6 +242,7 @@ def main() -> None:
     code = _run(sys.argv[1:], events)
     if audit is not None:
         with contextlib.suppress(Exception):  # the script has ended as it has
+            audit.record("ended", code=code)
             audit.close()
     if "torch.distributed" in sys.modules:
         _end_before_torch_does(code, events)

@@ -16,10 +16,11 @@ SENDS = frozenset({"broadcast_object_list", "scatter", "scatter_object_list"})
 class Steppers:
     """Looks, at the end, for ranks that put gradients together, and never step.
 
-    Such a rank has no record that could be compared with those of the others.
+    Such a rank has no record that could be compared with those of the others. It must have come to
+    a good end: one that hangs, or has failed, may never have come to its first step.
     """
 
-    checks = frozenset({"collectives", "layout", "replica", "wrapped"})
+    checks = frozenset({"collectives", "ended", "layout", "replica", "wrapped"})
 
     def __init__(self, world_size: int) -> None:
         self._layouts = Layouts()
@@ -29,6 +30,8 @@ class Steppers:
         """By rank: names of those that it steps."""
         self._last: dict[tuple[int, int], Record] = {}
         """By optimizer and rank: the step that was seen last."""
+        self._ended: set[int] = set()
+        """Those that have come to a good end."""
         self._sends = False
         """Whether weights may come from other ranks."""
 
@@ -41,6 +44,8 @@ class Steppers:
             self._stepped.setdefault(rank, set()).update(record["names"])
         elif record["check"] == "collectives":
             self._sends |= any(op in SENDS for _, _, source, op, *_ in record["new"])
+        elif record["check"] == "ended":
+            self._ended |= {rank} if record["code"] == 0 else set()
         else:
             self._last[record["optimizer"], rank] = record
             sent = record["exchanged"] if record["count"] > 1 else {}
@@ -55,6 +60,7 @@ class Steppers:
             if layout is None or layout.group is None or self._sends or last["count"] < ENOUGH:
                 continue
             own = [r for r in layout.group if self._wrapped.get(r, set()) >= set(layout.names)]
+            own = [r for r in own if r in self._ended]
             idle = tuple(r for r in own if not self._stepped.get(r, set()) & self._wrapped[r])
             if idle:
                 others = [r for r in layout.group if r not in idle]

@@ -9,8 +9,10 @@ from tests.diagnose.audit.records import layout, replica
 NAMES = ["weight", "bias"]
 
 
-def _judge(who_steps: dict[int, list[str]], steps: int = 4, **fields: Any) -> list[Finding]:
-    """`who_steps`: the parameters that each rank's optimizer holds."""
+def _judge(
+    who_steps: dict[int, list[str]], steps: int = 4, ended: tuple[int, ...] = (0, 0), **fields: Any
+) -> list[Finding]:
+    """`who_steps`: the parameters that each rank's optimizer holds; `ended`: exit codes by rank."""
     judge = Steppers(2)
     for rank in (0, 1):
         judge.feed(rank, {"check": "wrapped", "names": NAMES, "group": [0, 1]})
@@ -18,6 +20,8 @@ def _judge(who_steps: dict[int, list[str]], steps: int = 4, **fields: Any) -> li
         judge.feed(rank, layout(names=names, group=[0, 1], managed=[True] * len(names)))
         for count in range(1, steps + 1):
             judge.feed(rank, replica(count, (count, 2), (3, 4), **fields))
+    for rank, code in enumerate(ended):
+        judge.feed(rank, {"check": "ended", "code": code})
     return judge.close()
 
 
@@ -31,4 +35,6 @@ def test_ranks_that_step_parts_or_get_new_weights_are_fine() -> None:
     assert _judge({0: NAMES, 1: NAMES}) == []
     assert _judge({0: NAMES[:1], 1: NAMES[1:]}) == []  # each a part, as ZeRO does
     assert _judge({0: NAMES}, exchanged={"from 0": 2}) == []
+    assert _judge({0: NAMES}, ended=(0,)) == []  # it hangs before its first step
+    assert _judge({0: NAMES}, ended=(0, 1)) == []  # or has failed there
     assert _judge({0: NAMES}, steps=2) == []  # the other may have ended for another reason
