@@ -174,13 +174,15 @@ def _missing_module(name: str, job: Job) -> str:
             f"{own[0]} is there, but Python looks beside the script: "
             f"run it as a module (-m), or add --env PYTHONPATH={folder}"
         )
-    known = package_of(name)
-    package = known or top.replace("_", "-")
+    package = package_of(name)
     file = shlex.quote(str(job.requirements or _NEW_FILE))
-    return (
-        f"the module {name} is {'in' if known else 'perhaps in'} the package {package}: "
-        f"echo {package} >> {file}; lab run --requirements {file} ..."
-    )
+    again = f"lab run --requirements {file} ..."
+    if package is None:  # one of that name may be anybody's
+        return (
+            f"there is no {top} in {folder}, and no package that is known to have it: put the file "
+            f"beside the script, or the package's name into {file}; {again}"
+        )
+    return f"the module {name} is in the package {package}: echo {package} >> {file}; {again}"
 
 
 def package_of(module: str) -> str | None:
