@@ -80,7 +80,7 @@ def raised(exception: str, message: str) -> Failure:
         ("sklearn.tree", "a b.txt", "echo scikit-learn >> 'a b.txt';"),
         ("PIL", None, "the package pillow:"),
         ("_pytest", None, "the package pytest:"),  # it is installed here under that name
-        ("no_such_thing.at_all", None, "the package no-such-thing:"),
+        ("no_such_thing.at_all", None, "there is no no_such_thing in "),
         ("_lzma", None, "part of Python"),
     ],
 )

@@ -295,7 +295,7 @@ def test_an_image_for_each_content(docker_lab: Lab) -> None:
     assert without.returncode == 1
     assert "replacing the nodes" in without.stderr
     assert without.stderr.splitlines()[-1].endswith(
-        "echo toposort >> requirements.txt; lab run --requirements requirements.txt ..."
+        "the package's name into requirements.txt; lab run --requirements requirements.txt ..."
     )
     assert tag in images(wanted)  # for the next time
 
