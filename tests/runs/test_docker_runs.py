@@ -76,10 +76,13 @@ def test_a_torchrun_script_runs_unchanged_and_its_failure_is_told(docker_lab: La
 
     failed = lab("run", "-t", "raises.yaml", script)
     assert failed.returncode == 1
-    tail = failed.stderr.splitlines()[-3:]
-    assert tail[0].strip() == 'raise ValueError("boom")'
-    assert tail[1] == "  ValueError: boom"
-    assert re.match(r"lab: rank 2 on node2: ValueError: boom \(.*script.py:10\)", tail[2])
+    lines = failed.stderr.splitlines()
+    words = lines.index("  ValueError: boom")
+    assert lines[words - 1].strip() == 'raise ValueError("boom")'
+    # Who only waited, as far as they have answered by then.
+    why = ("lab: failed: rank 2 (node2, local 0) raised ValueError: boom (", "  innocent: rank")
+    assert all(line.startswith(why) for line in lines[words + 1 : -1])
+    assert re.match(r"lab: rank 2 on node2: ValueError: boom \(.*script.py:10\)", lines[-1])
     assert verdict(lab)["first"]["rank"] == 2
 
     shown = json.loads(lab("ps", "--json").stdout)
