@@ -29,8 +29,12 @@ SETTLED = 0.02
 """Seconds for which a process must be stopped to count as that: it may be about to end."""
 
 
-def activity(pid: int) -> dict[str, Any]:
+def activity(pid: int, *, locks: bool = True) -> dict[str, Any]:
     """A process with all that it has started.
+
+    Args:
+        pid: the process.
+        locks: False: leave the list of all locks of the machine unread, which may be long.
 
     Returns:
         `state`: the letter of ps(1) (R, S, D, T, Z, ...), or `gone`; `cpu_s`: seconds of the
@@ -62,7 +66,7 @@ def activity(pid: int) -> dict[str, Any]:
             if (known := stat(child)) is not None
         ],
         "name": name_of(pid),
-        "lock_of": holders(pid),
+        "lock_of": holders(pid) if locks else None,
     }
 
 

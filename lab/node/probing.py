@@ -101,7 +101,8 @@ class Probing:
             one.visits = Visits(self._selector, doors, partial(self._look_for_end, one), own)
         for rank, pid in ranks.items():
             give_up_at = time.monotonic() + PROBE_PATIENCE
-            one.questions[rank] = _Question(rank, pid, give_up_at, activity(pid))
+            process = activity(pid, locks=one.what != PULSE)  # pulses are asked for all the time
+            one.questions[rank] = _Question(rank, pid, give_up_at, process)
         self._rounds.append(one)
         for question in list(one.questions.values()):
             self._ask_probe(one, question)
