@@ -110,7 +110,8 @@ def _was_given(call: FrameType, path: str) -> bool:
         for one in several if isinstance(several, tuple | type({}.values())) else [value]:
             if isinstance(one, str | os.PathLike):
                 given = os.path.realpath(os.fspath(one))
-                if given in (path, os.path.splitext(path)[0]):  # noqa: PTH122 - in haste
+                # Of each argument at each open: a Path takes its time.
+                if given in (path, os.path.splitext(path)[0]):  # noqa: PTH122
                     return True
     return False
 
