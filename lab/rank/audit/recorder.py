@@ -16,7 +16,7 @@ from ..threads import begin
 
 SHARE = 0.03
 """Of what the rank has computed since its first step: what the audit may take."""
-ALLOWANCE = 0.3
+ALLOWANCE = 0.1
 """Seconds on top: short runs are looked at step by step."""
 PAUSE = 0.1
 """Seconds in which records gather before they are written."""
