@@ -24,6 +24,8 @@ TRIES = 2
 """How often a link that stands out is measured again: something else may have had the time."""
 AGAIN = 6
 """Links that are measured again."""
+OPEN_WITHIN = 2.0
+"""Seconds for the master to open the store of the roll-call."""
 ROLL_CALL_WAIT = 5.0
 """Seconds that those who come to the roll-call wait for the others."""
 
@@ -157,16 +159,15 @@ class Examination:
         if 0 in able:
             self._tell("calling the roll")
             ports = exam.looks[exam.master.name]["ports"]
-            self._conversation.tell(
-                {
-                    "type": "roll-call",
-                    "addr": exam.master.address,
-                    "port": ports.get("master", ports["gloo"]),
-                    "names": exam.names,
-                    "backend": exam.backend,
-                    "wait": ROLL_CALL_WAIT,
-                }
-            )
+            store = {
+                "addr": exam.master.address,
+                "port": ports.get("master", ports["gloo"]),
+                "wait": ROLL_CALL_WAIT,
+            }
+            self._conversation.tell({"type": "open", **store})
+            self._wait("open", [0], OPEN_WITHIN)
+            whose = {"names": exam.names, "backend": exam.backend}
+            self._conversation.tell({"type": "roll-call", **store, **whose})
             limit = 2 * ROLL_CALL_WAIT + 2 * WORK_WITHIN[exam.backend]
             self._wait("roll-call", able, limit)
         exam.is_called = True

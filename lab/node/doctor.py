@@ -14,6 +14,8 @@ hello      the first line, without a type: see `Hello`; answered with ``look`` (
 connect    ``ports``: of each node's `ports`, or null: greet all; answered with ``connected``
 measure    ``pairs`` of node ranks, ``seconds``: the first of a pair measures the link to the
            second, and answers with ``measured``
+open       ``addr``, ``port``, ``wait``: the ports are not ours any more, and the master opens the
+           store of the roll-call there; it answers with ``open``
 roll-call  ``addr``, ``port``, ``names``, ``backend``, ``wait``: take part in an all-reduce;
            answered with ``roll-call``
 =========  ================================================================================
@@ -116,8 +118,10 @@ class Doctor:
                 self.say("connected", peers=self._connect(order["ports"]))
             elif order["type"] == "measure":
                 self._measure(order["pairs"], order["seconds"])
+            elif order["type"] == "open":
+                self._open(order)
             elif order["type"] == "roll-call":
-                self._call(order)
+                self._have(order, "addr", "port", "names", "backend", "wait", rank=self.rank)
 
     def close(self) -> None:
         """End the process that was to take part in the roll-call."""
@@ -219,13 +223,17 @@ class Doctor:
                 except (OSError, ValueError) as error:
                     self.say("measured", peer=other, error=str(error))
 
-    def _call(self, order: Mapping[str, Any]) -> None:
-        """Have the child take part. The port is its own now."""
+    def _open(self, order: Mapping[str, Any]) -> None:
         for listener in self._listeners.values():
             listener.close()
-        asked = {name: order[name] for name in ("addr", "port", "names", "backend", "wait")}
+        if self.rank == 0:
+            self._have(order, "addr", "port", "wait")
+
+    def _have(self, order: Mapping[str, Any], *names: str, **own: Any) -> None:
+        """Have the child follow an order, of which it needs these fields."""
+        asked = {name: order[name] for name in ("type", *names)}
         with contextlib.suppress(OSError):  # it has ended, and said why
-            self._orders.write(json.dumps({**asked, "rank": self.rank}) + "\n")
+            self._orders.write(json.dumps({**asked, **own}) + "\n")
             self._orders.flush()
 
 

@@ -53,13 +53,19 @@ def _take_part(orders: TextIO, answers: TextIO) -> None:
         missing = {"missing": True} if getattr(error, "name", None) == "torch" else {}
         say({"type": "torch", "error": _words(error), **missing})
         return
-    line = orders.readline()
-    if not line:
-        return
-    try:
-        say({"type": "roll-call", **answer_roll(**json.loads(line))})
-    except Exception as error:  # noqa: BLE001 - gloo and nccl raise RuntimeError and others
-        say({"type": "roll-call", "error": _words(error)})
+    store: Any = None
+    for line in orders:
+        order = json.loads(line)
+        kind = order.pop("type")
+        try:
+            if kind == "open":
+                store = open_store(**order)
+                say({"type": "open"})
+            else:
+                say({"type": "roll-call", **answer_roll(store, **order)})
+        except Exception as error:  # noqa: BLE001 - gloo and nccl raise RuntimeError and others
+            say({"type": "roll-call", "error": _words(error)})
+            return
 
 
 def _torch() -> dict[str, Any]:
@@ -80,12 +86,26 @@ def _torch() -> dict[str, Any]:
     }
 
 
+def open_store(addr: str, port: int, wait: float) -> Any:
+    """Open the master's store, before the others come: who finds none tries again seconds later.
+
+    Raises:
+        RuntimeError: the port is taken.
+    """
+    import torch.distributed
+
+    dist: Any = torch.distributed  # its stores are there, and not in its __all__
+    patience = timedelta(seconds=wait)
+    return dist.TCPStore(addr, port, is_master=True, wait_for_workers=False, timeout=patience)
+
+
 def answer_roll(
-    addr: str, port: int, rank: int, names: Sequence[str], backend: str, wait: float
+    store: Any, addr: str, port: int, rank: int, names: Sequence[str], backend: str, wait: float
 ) -> dict[str, Any]:
     """Take part as one of `names`.
 
     Args:
+        store: the master's own, see `open_store`; None: connect to it.
         addr: the master's address.
         port: where its store listens.
         rank: which of the names this node has; 0 is the master.
@@ -103,9 +123,9 @@ def answer_roll(
     import torch.distributed
 
     dist: Any = torch.distributed  # its stores are there, and not in its __all__
-    # To wait for the master longer than it does for us.
-    patience = timedelta(seconds=wait if rank == 0 else wait + 2)
-    store = dist.TCPStore(addr, port, is_master=rank == 0, wait_for_workers=False, timeout=patience)
+    if store is None:  # and wait for the master longer than it does for us
+        patience = timedelta(seconds=wait + 2)
+        store = dist.TCPStore(addr, port, wait_for_workers=False, timeout=patience)
     store.set(f"here {rank}", names[rank])
     if rank == 0:
         store.set(PRESENT, json.dumps(_wait_for(store, len(names), wait)))

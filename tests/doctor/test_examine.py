@@ -13,7 +13,10 @@ from lab.doctor.examine import Examination
 from lab.doctor.examined import Examined, Patient
 from tests.doctor.patients import healthy
 
-LIMITS = ("LOOK_WITHIN", "TORCH_WITHIN", "CONNECT_WITHIN", "MEASURE_WITHIN", "ROLL_CALL_WAIT")
+LIMITS = (
+    *("LOOK_WITHIN", "TORCH_WITHIN", "CONNECT_WITHIN", "MEASURE_WITHIN"),
+    *("OPEN_WITHIN", "ROLL_CALL_WAIT"),
+)
 
 
 class Played:
@@ -48,11 +51,17 @@ class Played:
         for rank, name in enumerate(names):
             if order["type"] == "connect":
                 self._say("connected", rank, {"peers": self._healthy.connected[name]})
+            if order["type"] == "open" and rank == 0:
+                self._say("open", rank, {})
             if order["type"] == "roll-call" and rank != self._no_torch:
                 self._say("roll-call", rank, self._healthy.roll_call[name])
         for one, other, _port in order.get("pairs", ()):
             facts = self._healthy.measured[names[one], names[other]]
             self._say("measured", one, {"peer": other, **facts})
+
+    def left(self) -> list[Message]:
+        """What has been said and not been heard."""
+        return list(self._said)
 
     def hear(self, timeout: float) -> Message | None:
         return self._said.popleft() if self._said else None
@@ -123,3 +132,21 @@ def test_without_the_master_nobody_is_called() -> None:
     exam = examined(played, 3)
     assert not [order for order in played.orders if order["type"] == "roll-call"]
     assert exam.is_called
+
+
+def test_the_store_is_open_before_the_others_are_called() -> None:
+    """Who finds nobody there tries again seconds later: a roll-call took 4 s instead of 0.3."""
+    played = Played(3)
+    opened: list[bool] = []
+    tell = played.tell
+
+    def noted(order: Message) -> None:
+        if order["type"] == "roll-call":
+            opened.append(not any(message["type"] == "open" for message in played.left()))
+        tell(order)
+
+    played.tell = noted  # type: ignore[method-assign]
+    examined(played, 3)
+    kinds = [order["type"] for order in played.orders]
+    assert kinds.index("open") + 1 == kinds.index("roll-call")
+    assert opened == [True]
