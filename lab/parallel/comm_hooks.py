@@ -1,8 +1,8 @@
 """Communication hooks: how one bucket becomes the mean over the ranks.
 
-A hook gets (state, bucket), begins to communicate, and returns what `wait()` is called on at the
-end of backward, in the order of the buckets. That gives the averaged gradients, [elements of
-the bucket]. Torch's futures have such a `wait`, so torch's own hooks
+A hook gets (state, bucket), begins to communicate, and returns what `wait()` is called on once, in
+the order of the buckets, at the latest at the end of backward. That gives the averaged gradients,
+[elements of the bucket]. Torch's futures have such a `wait`, so torch's own hooks
 (torch.distributed.algorithms.ddp_comm_hooks) work here as well, and these follow their names: the
 state of each is the process group, None for all ranks, but for `hierarchical_hook`. Torch's
 PowerSGD waits inside callbacks on gloo's threads: under torch's DDP as under this one it then needs
@@ -79,7 +79,7 @@ def mean_of(bucket: Bucket, group: dist.ProcessGroup | None, how: Mean, divisor:
 def ordered_hook(group: dist.ProcessGroup | None, bucket: Bucket) -> Pending:
     """Sum in rank order, then divide: bitwise what one process accumulates, at any N.
 
-    Half of the communication, the all-gather, does not overlap with backward.
+    The last buckets' all-gather, half of what they send, does not overlap with backward.
     """
     pending = start_all_reduce_ordered(bucket.buffer(), group)
     return Work(pending, lambda: bucket.buffer().div_(dist.get_world_size(group)))

@@ -6,7 +6,8 @@ What happens in one backward:
    when the whole backward has ended.
 2. `_gradient_ready`, for each parameter, right after autograd put its gradient into `grad`: one
    less that its bucket waits for. Complete buckets are sent, in one fixed order: collectives match
-   by the order of the calls, and gradients may become ready in another order on another rank.
+   by the order of the calls, and gradients may become ready in another order on another rank. On
+   the CPU so many at a time: see `UNDER_WAY`.
 3. `_finish`: looks for parameters that got no gradient, waits for the buckets in the same order,
    and makes each `grad` a view of its bucket, which now holds the mean.
 
@@ -29,6 +30,14 @@ from lab.parallel.comm_hooks import Hook, Mean, Pending, mean_of
 from lab.parallel.graph import leaves_of, tensors_in
 from lab.parallel.reducer_errors import no_gradient, one_too_many
 from lab.parallel.streams import gradient_streams
+
+UNDER_WAY = 2
+"""Buckets that travel at a time, where computing and sending share the cores.
+
+The next one waits for the first of them, and backward with it. That costs nothing that would not be
+waited for at the end. It leaves the cores to what everybody waits for then: ranks that compute
+ahead keep each other's threads from sending (`lab bench ddp --only step --rate 1gbit`).
+"""
 
 
 class Reducer:
@@ -62,7 +71,9 @@ class Reducer:
         self._gradients_each: list[int] | None = None
         self._used: list[bool] | None = None
 
-        self._streams = gradient_streams(self.parameters[0].device)
+        device = self.parameters[0].device
+        self._streams = gradient_streams(device)
+        self._shares_cores = device.type == "cpu"  # a wait would hold up the stream elsewhere
         self._expecting = False
         self._begun = False
         self._unfinished: list[str] = []
@@ -146,6 +157,8 @@ class Reducer:
         """How many gradients of each parameter make it ready."""
         self._waiting_for = [set(bucket.numbers) for bucket in self.buckets]
         self._sent: list[Pending] = []
+        self._received = 0
+        """How many of them have been waited for."""
 
     # During backward.
 
@@ -197,6 +210,8 @@ class Reducer:
                 self._send_next()
 
     def _send_next(self) -> None:
+        if self._shares_cores and len(self._sent) - self._received == UNDER_WAY:
+            self._receive_next()
         bucket = self.buckets[len(self._sent)]
         self._streams.join()
         bucket.pack()
@@ -246,8 +261,8 @@ class Reducer:
             work = dist.all_reduce(
                 used_flags, op=dist.ReduceOp.MAX, group=self.group, async_op=True
             )
-        for bucket, pending in zip(self.buckets, self._sent, strict=True):
-            bucket.set_buffer(pending.wait())
+        while self._received < len(self.buckets):
+            self._receive_next()
         if work is not None:
             work.wait()
             used = [bool(flag) for flag in used_flags.tolist()]
@@ -255,6 +270,10 @@ class Reducer:
             self._used = used
         for bucket in self.buckets:
             bucket.unpack(used)
+
+    def _receive_next(self) -> None:
+        self.buckets[self._received].set_buffer(self._sent[self._received].wait())
+        self._received += 1
 
     @property
     def _exchanges_used(self) -> bool:

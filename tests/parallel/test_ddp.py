@@ -370,6 +370,47 @@ def test_buckets_leave_during_backward_in_one_order_on_all_ranks(ranks: RankPool
     assert late == [4, 4, 4, 4], "held back until the first in the order is there"
 
 
+class Noted:
+    """A bucket under way, which notes when it is waited for."""
+
+    def __init__(self, pending: comm_hooks.Pending, index: int, events: list[tuple[str, int]]):
+        self._pending, self._index, self._events = pending, index, events
+        events.append(("sent", index))
+
+    def wait(self) -> Tensor:
+        self._events.append(("received", self._index))
+        return self._pending.wait()
+
+
+def under_way(options: dict[str, Any]) -> list[tuple[str, int]]:
+    events: list[tuple[str, int]] = []
+    model = DDP(nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(5))), **options)
+    model.register_comm_hook(
+        None,
+        lambda state, bucket: Noted(
+            comm_hooks.allreduce_hook(state, bucket), bucket.index(), events
+        ),
+    )
+    for _ in range(2):
+        events.clear()
+        model(torch.ones(1, 1)).sum().backward()
+    return events
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
+def test_two_buckets_travel_at_a_time_and_each_is_waited_for_once(
+    ranks: RankPool, options: dict[str, Any]
+) -> None:
+    for events in ranks.run(2, under_way, {"bucket_cap_mb": 0, **options}):
+        assert events == [
+            *(("sent", 0), ("sent", 1)),
+            *(("received", 0), ("sent", 2)),
+            *(("received", 1), ("sent", 3)),
+            *(("received", 2), ("sent", 4)),
+            *(("received", 3), ("received", 4)),
+        ]
+
+
 def different(what: str) -> str:
     model: nn.Module = Branches()
     options: dict[str, Any] = {}
