@@ -14,6 +14,7 @@ from .arguments import arguments
 from .exceptions import handled
 from .frames import RANK, is_labs, told
 from .groups import history, in_flight, sequence_numbers
+from .helpers import told as helpers
 from .messages import told as messages
 from .stores import told as store_call
 from .unused import unused
@@ -70,6 +71,7 @@ def state(start_folder: str, trace: TracebackType | None = None) -> Told:
         "env": {name: os.environ[name] for name in PLACE if name in os.environ},
         **history(start_folder),
         "messages": messages(),
+        "helpers": helpers(),
         "unused": unused(stack),
     }
 
