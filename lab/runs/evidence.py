@@ -14,8 +14,8 @@ from lab.node.stall import PULSES
 SCHEMA = 1
 """Of the evidence, and of why.json."""
 SAID = (
-    *("threads", "groups", "collectives", "blocks", "messages", "helpers", "unused", "env"),
-    "children",
+    *("threads", "groups", "collectives", "blocks", "messages", "exchanges", "helpers"),
+    *("unused", "env", "children"),
 )
 """What the ranks' own answers have for the judge, each where it could be told."""
 RAISED = ("kind", "message", "file", "line", "chain", "caught")

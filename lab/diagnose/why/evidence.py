@@ -106,6 +106,17 @@ class Helper:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """One all-to-all of a rank: bytes for each rank of the group, in its order."""
+
+    group: GroupKey
+    number: int
+    """Among the all-to-alls of the group."""
+    sent: tuple[int, ...]
+    expected: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Rank:
     """One rank, as far as it answered."""
 
@@ -158,6 +169,8 @@ class Rank:
     """`function` and `keys`, where that thread waits for keys of a store."""
     helpers: tuple[Helper, ...] = ()
     """Its threads that have failed, and the processes that it has begun."""
+    exchanges: tuple[Exchange, ...] = ()
+    """Its newest all-to-alls."""
 
     @cached_property
     def called(self) -> dict[GroupKey, dict[int, Collective]]:

@@ -8,6 +8,7 @@ from lab.diagnose.why.evidence import (
     Block,
     Collective,
     Evidence,
+    Exchange,
     Frame,
     GroupKey,
     Helper,
@@ -106,6 +107,13 @@ def _rank(number: int, data: Json) -> Rank:
         handles=None if shown is None else threads[shown].get("handles"),
         store=None if shown is None else threads[shown].get("store"),
         helpers=_helpers(data.get("helpers") or {}),
+        exchanges=tuple(
+            Exchange(
+                groups[one["group"]], one["number"], tuple(one["sent"]), tuple(one["expected"])
+            )
+            for one in data.get("exchanges") or ()
+            if one["group"] in groups
+        ),
     )
 
 
