@@ -159,10 +159,15 @@ def _run_module(name: str, events: Events | None) -> None:
     no_module = runpy._Error  # type: ignore[attr-defined]  # the interpreter's own way has no other
     try:
         runpy._get_module_details(name, no_module)  # type: ignore[attr-defined]  # nothing is run
+        missing = None
     except no_module as error:
+        missing = str(error)
+    if missing is not None:
         if events is not None:
-            _report_exception(events, ModuleNotFoundError(str(error)), None)
-        raise SystemExit(f"{sys.executable}: {error}") from None
+            _report_exception(events, ModuleNotFoundError(missing), None)
+            if os.environ.get("RANK") != "0":
+                raise SystemExit(1)  # said once is enough; of each rank the verdict knows it
+        raise SystemExit(f"{sys.executable}: {missing}")
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # no public way runs as __main__
 
 
