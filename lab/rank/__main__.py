@@ -38,7 +38,7 @@ def _find_own_modules() -> None:
 
 
 if TYPE_CHECKING:
-    from lab.rank import exchanges, groups, helpers, messages, stores
+    from lab.rank import endings, exchanges, groups, helpers, messages, stores
     from lab.rank.audit.recorder import Recorder
     from lab.rank.events import Events
     from lab.rank.exceptions import described
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from lab.rank.probe import Probe
 else:
     _find_own_modules()
-    from _lab_rank import exchanges, groups, helpers, messages, stores
+    from _lab_rank import endings, exchanges, groups, helpers, messages, stores
     from _lab_rank.events import Events
     from _lab_rank.exceptions import described
     from _lab_rank.frames import RANK
@@ -241,6 +241,7 @@ def main() -> None:
         with contextlib.suppress(OSError):  # it cannot listen: stacks come from outside then
             Probe(START_FOLDER)
         helpers.watch(START_FOLDER)
+        endings.watch(START_FOLDER)
         messages.watch()
         exchanges.watch()
         stores.watch()

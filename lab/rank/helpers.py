@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from .endings import told as endings
 from .exceptions import described
 from .frames import is_users
 
@@ -39,8 +40,8 @@ def told() -> Told:
 
     Returns:
         `threads`: `name`, `exception` and `time` (epoch) of each that an exception has ended;
-        `processes`: `name`, `pid` and `code` (null: it runs; negative: a signal) of those that
-        multiprocessing has begun for this one.
+        `processes`: `name`, `pid`, `code` (null: it runs; negative: a signal) and `exception` (or
+        null, where it is not known) of those that multiprocessing has begun for this one.
     """
     return {"threads": list(_ended), "processes": _processes()}
 
@@ -83,13 +84,16 @@ def _processes() -> list[Told]:
     """Those that failed first; nothing is imported, and nobody's end is taken from who waits."""
     module: Any = sys.modules.get("multiprocessing.process")
     found = []
+    exceptions = endings()
     # The set of weak references itself: a WeakSet may change while another thread goes through it.
     for reference in list(getattr(getattr(module, "_dangling", None), "data", ())):
         process = reference()
         if process is None or process._parent_pid != os.getpid() or process._popen is None:
             continue
         code = _code(process._popen)
-        found.append({"name": process._name, "pid": process._popen.pid, "code": code})
+        pid = process._popen.pid
+        exception = exceptions.get(pid) if code else None
+        found.append({"name": process._name, "pid": pid, "code": code, "exception": exception})
     return sorted(found, key=lambda one: (not one["code"], one["pid"]))[:MOST]
 
 

@@ -54,6 +54,13 @@ def test_so_has_a_process(code: int, words: str) -> None:
     assert found.summary.startswith(f"process Process-1 of rank 1 (node1, local 0) {words}; ")
 
 
+def test_what_a_process_has_raised_is_told_where_it_is_known() -> None:
+    one = {**process(1), "exception": raised()}
+    found = judged(late(processes=[one], stack=frames(20, *RECEIVES)))
+    assert (found.kind, found.ranks, found.file, found.line) == ("failed", (1,), "data.py", 9)
+    assert "process Process-1 of rank 1 (node1, local 0) has ended: it raised" in found.summary
+
+
 def test_all_ranks_are_named_where_each_has_lost_its_own() -> None:
     ranks = [{**rank(stack=frames(20, *GET)), "helpers": {"threads": [thread()]}} for _ in range(2)]
     found = diagnose(evidence(ranks))

@@ -123,7 +123,8 @@ def _helpers(data: Json) -> tuple[Helper, ...]:
         for one in data.get("threads") or ()
     ]
     processes = [
-        Helper(one["name"], pid=one["pid"], code=one["code"]) for one in data.get("processes") or ()
+        Helper(one["name"], pid=one["pid"], code=one["code"], exception=one.get("exception"))
+        for one in data.get("processes") or ()
     ]
     return (*threads, *processes)
 
