@@ -88,7 +88,9 @@ class RunConsole:
         """See `lab.runs.Listener`."""
         self._break_prompt()
         if message["type"] == "stop" and message["because"] != "failure" and message["grace"]:
-            why = "nobody reads the output any more: " if interrupts.is_unread() else ""
+            why = "the time is up (--timeout): " if message["because"] == "timeout" else ""
+            if interrupts.is_unread():
+                why = "nobody reads the output any more: "
             text = f"ending the ranks, which have {message['grace']:g} s; Ctrl-C ends them at once"
             say(f"lab: {why}{text}")
         if message["type"] == "started":

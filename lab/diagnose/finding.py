@@ -13,7 +13,7 @@ WhyKind = Literal[
     "unused-parameter",  # a gradient that never comes is waited for
     # A rank is not there: found by its process and its node.
     "ended-early",  # it has ended, and well, while others wait for it
-    "failed",  # it has ended with an exception, an exit code or a signal
+    "failed",  # it, or a thread or process of its own, has ended with an exception, code or signal
     "dead",  # its process or its node is gone without a word
     "paused",  # its process is stopped
     "partitioned",  # nodes cannot reach each other

@@ -38,7 +38,7 @@ def _find_own_modules() -> None:
 
 
 if TYPE_CHECKING:
-    from lab.rank import groups, messages, stores
+    from lab.rank import endings, exchanges, groups, helpers, messages, stores
     from lab.rank.audit.recorder import Recorder
     from lab.rank.events import Events
     from lab.rank.exceptions import described
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from lab.rank.probe import Probe
 else:
     _find_own_modules()
-    from _lab_rank import groups, messages, stores
+    from _lab_rank import endings, exchanges, groups, helpers, messages, stores
     from _lab_rank.events import Events
     from _lab_rank.exceptions import described
     from _lab_rank.frames import RANK
@@ -159,10 +159,15 @@ def _run_module(name: str, events: Events | None) -> None:
     no_module = runpy._Error  # type: ignore[attr-defined]  # the interpreter's own way has no other
     try:
         runpy._get_module_details(name, no_module)  # type: ignore[attr-defined]  # nothing is run
+        missing = None
     except no_module as error:
+        missing = str(error)
+    if missing is not None:
         if events is not None:
-            _report_exception(events, ModuleNotFoundError(str(error)), None)
-        raise SystemExit(f"{sys.executable}: {error}") from None
+            _report_exception(events, ModuleNotFoundError(missing), None)
+            if os.environ.get("RANK") != "0":
+                raise SystemExit(1)  # said once is enough; of each rank the verdict knows it
+        raise SystemExit(f"{sys.executable}: {missing}")
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # no public way runs as __main__
 
 
@@ -235,7 +240,10 @@ def main() -> None:
         events.take_crashes()
         with contextlib.suppress(OSError):  # it cannot listen: stacks come from outside then
             Probe(START_FOLDER)
+        helpers.watch(START_FOLDER)
+        endings.watch(START_FOLDER)
         messages.watch()
+        exchanges.watch()
         stores.watch()
         groups.watch(START_FOLDER)
     audit = _start_audit(events)

@@ -12,8 +12,10 @@ from typing import Any
 
 from .arguments import arguments
 from .exceptions import handled
+from .exchanges import told as exchanges
 from .frames import RANK, is_labs, told
 from .groups import history, in_flight, sequence_numbers
+from .helpers import told as helpers
 from .messages import told as messages
 from .stores import told as store_call
 from .unused import unused
@@ -70,6 +72,8 @@ def state(start_folder: str, trace: TracebackType | None = None) -> Told:
         "env": {name: os.environ[name] for name in PLACE if name in os.environ},
         **history(start_folder),
         "messages": messages(),
+        "exchanges": exchanges(),
+        "helpers": helpers(),
         "unused": unused(stack),
     }
 

@@ -13,7 +13,10 @@ from lab.node.stall import PULSES
 
 SCHEMA = 1
 """Of the evidence, and of why.json."""
-SAID = ("threads", "groups", "collectives", "blocks", "messages", "unused", "env", "children")
+SAID = (
+    *("threads", "groups", "collectives", "blocks", "messages", "exchanges", "helpers"),
+    *("unused", "env", "children"),
+)
 """What the ranks' own answers have for the judge, each where it could be told."""
 RAISED = ("kind", "message", "file", "line", "chain", "caught")
 """What is told of an exception."""

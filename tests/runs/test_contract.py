@@ -192,6 +192,16 @@ def test_a_module_that_is_not_there_is_named(lab: Lab) -> None:
     assert f"there is no module no.such in {lab.cwd}" in hint
 
 
+def test_a_module_that_no_rank_finds_is_told_of_once(lab: Lab) -> None:
+    done = lab("run", "--nodes", "3", "--on", "local", "-m", "nosuch")
+    assert done.returncode == 1
+    assert done.stderr.count("/python: No module named nosuch") <= 1  # rank 0 says what Python says
+    assert "besides" not in done.stderr
+    *_, verdict, hint = done.stderr.splitlines()
+    assert "ModuleNotFoundError: No module named nosuch" in verdict
+    assert "there is no module nosuch" in hint
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -26,9 +26,9 @@ def test_a_run_that_takes_too_long_is_ended(lab: Lab) -> None:
     script = lab.script("import time; print('at work', flush=True); time.sleep(1000)")
     done = lab("run", "-t", "pair", "--on", "local", "--timeout", "2s", script)
     assert done.returncode == 124
-    assert done.stderr.splitlines()[-1] == (
-        "lab: not done after 2 s (--timeout); all ranks have ended"
-    )
+    last = "lab: not done after 2 s (--timeout); all ranks have ended"
+    assert done.stderr.splitlines()[-1] == last
+    assert "lab: the time is up (--timeout): ending the ranks, which have 30 s" in done.stderr
     told = json.loads((lab.runs()[0] / "verdict.json").read_text())
     assert (told["kind"], told["exit_code"], told["ended"]) == ("timeout", 124, [0, 1])
 

@@ -82,6 +82,41 @@ class Pulse:
 
 
 @dataclass(frozen=True)
+class Helper:
+    """A thread that an exception has ended, or a process that a rank has begun."""
+
+    name: str
+    pid: int | None = None
+    """None: a thread."""
+    code: int | None = None
+    """How a process has ended, as multiprocessing has it; None: it runs."""
+    exception: Json | None = None
+    time: float | None = None
+    """When it ended, by the clock of its node, where that is known."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an exception, a code or a signal has ended it."""
+        return self.exception is not None or bool(self.code)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is a process that goes on."""
+        return self.pid is not None and self.code is None
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One all-to-all of a rank: bytes for each rank of the group, in its order."""
+
+    group: GroupKey
+    number: int
+    """Among the all-to-alls of the group."""
+    sent: tuple[int, ...]
+    expected: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Rank:
     """One rank, as far as it answered."""
 
@@ -132,6 +167,10 @@ class Rank:
     """The same of what the thread of `frames` has raised, and handles where it is."""
     store: Json | None
     """`function` and `keys`, where that thread waits for keys of a store."""
+    helpers: tuple[Helper, ...] = ()
+    """Its threads that have failed, and the processes that it has begun."""
+    exchanges: tuple[Exchange, ...] = ()
+    """Its newest all-to-alls."""
 
     @cached_property
     def called(self) -> dict[GroupKey, dict[int, Collective]]:

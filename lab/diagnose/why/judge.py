@@ -13,6 +13,7 @@ from lab.diagnose.why.differing import judge_differing
 from lab.diagnose.why.evidence import Evidence
 from lab.diagnose.why.failed import judge_failed, judge_rest
 from lab.diagnose.why.handling import with_handled
+from lab.diagnose.why.helpers import with_helpers
 from lab.diagnose.why.late import judge_late, judge_loading
 from lab.diagnose.why.lingering import judge_lingering
 from lab.diagnose.why.messages import narrowed
@@ -60,6 +61,7 @@ def diagnose(evidence: Mapping[str, Any]) -> Finding:
     answers = (question(seen, waits) for question in QUESTIONS)
     finding = next((one for one in answers if one is not None), None) or unknown(seen, waits)
     finding = with_workers(with_handled(finding, seen, waits), seen)
+    finding = with_helpers(finding, seen, waits)
     return with_others(finding, seen, waits)
 
 

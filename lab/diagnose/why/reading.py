@@ -8,8 +8,10 @@ from lab.diagnose.why.evidence import (
     Block,
     Collective,
     Evidence,
+    Exchange,
     Frame,
     GroupKey,
+    Helper,
     Json,
     Node,
     Place,
@@ -104,7 +106,27 @@ def _rank(number: int, data: Json) -> Rank:
         exception=data.get("exception"),
         handles=None if shown is None else threads[shown].get("handles"),
         store=None if shown is None else threads[shown].get("store"),
+        helpers=_helpers(data.get("helpers") or {}),
+        exchanges=tuple(
+            Exchange(
+                groups[one["group"]], one["number"], tuple(one["sent"]), tuple(one["expected"])
+            )
+            for one in data.get("exchanges") or ()
+            if one["group"] in groups
+        ),
     )
+
+
+def _helpers(data: Json) -> tuple[Helper, ...]:
+    threads = [
+        Helper(one["name"], exception=one["exception"], time=one.get("time"))
+        for one in data.get("threads") or ()
+    ]
+    processes = [
+        Helper(one["name"], pid=one["pid"], code=one["code"], exception=one.get("exception"))
+        for one in data.get("processes") or ()
+    ]
+    return (*threads, *processes)
 
 
 def _since_its_beginning(threads: Sequence[Json]) -> tuple[Frame, ...]:

@@ -13,6 +13,7 @@ from lab.diagnose.why.aborted.abort import MESSAGES, Abort, aborted_at
 from lab.diagnose.why.aborted.messages import judge_message, senders_to
 from lab.diagnose.why.aborted.room import FINISHED_TOGETHER, MET, sent
 from lab.diagnose.why.aborted.smaller import Smaller, judge_smaller
+from lab.diagnose.why.aborted.splits import judge_splits
 from lab.diagnose.why.aborted.threads import judge_threads
 from lab.diagnose.why.activity import activity_of
 from lab.diagnose.why.differing import CURES, finding_of, judge_differing
@@ -43,7 +44,7 @@ def judge_aborted(evidence: Evidence, waits: Mapping[int, Wait]) -> Finding | No
 def _of_calls(evidence: Evidence, abort: Abort, waits: Mapping[int, Wait]) -> Finding:
     """Compare its call with those of the others."""
     if "all_to_all" in (abort.activity.function or ""):
-        return _by_somebody(abort)
+        return judge_splits(evidence, abort, waits)
     differ = first_divergence(evidence)
     if differ is not None:
         found = _where_others_differ(evidence, abort, differ, waits)
@@ -213,19 +214,6 @@ def _told(
     """The evidence with what the rank would have told, which is in the groups of another one."""
     told = replace(rank, groups=evidence.ranks[model].groups, collectives=collectives)
     return replace(evidence, ranks={**evidence.ranks, rank.number: told})
-
-
-def _by_somebody(abort: Abort) -> Finding:
-    """Of an operation in which each pair of ranks has a size of its own: who sent is not told."""
-    where = does(replace(abort.rank, ended=None), abort.activity)
-    finding = Finding(
-        "mismatched-collective",
-        "error",
-        f"rank {abort.rank.number} {where}, and another rank has sent more to it than it expects: "
-        "which one nothing tells",
-        cure="let the ranks exchange how much each sends to each (input and output splits) first",
-    )
-    return at(finding, abort.activity.site)
 
 
 def _alone(evidence: Evidence, abort: Abort, waits: Mapping[int, Wait]) -> Finding:
