@@ -204,12 +204,16 @@ def gc(
     from lab.transport.garbage import collect_garbage, end_leftovers
     from lab.transport.venvs import remove_venvs
 
-    removed = end_leftovers(dry_run) + remove_left_folders(dry_run, wheels_folder())
-    sees_containers = engine_answers()
-    if sees_containers:
-        removed += collect_garbage(Path.cwd(), dry_run, images=images)
-    if venvs:
-        removed += remove_venvs(dry_run)
+    with progress_line() as progress:
+        progress("looking for processes and folders of runs that are over")
+        removed = end_leftovers(dry_run) + remove_left_folders(dry_run, wheels_folder())
+        progress("looking for containers")
+        sees_containers = engine_answers()
+        if sees_containers:
+            removed += collect_garbage(Path.cwd(), dry_run, images=images)
+        if venvs:
+            progress("looking for what was installed for local nodes")
+            removed += remove_venvs(dry_run)
     if as_json:
         print(json.dumps({"dry_run": dry_run, "removed": removed}))
         return

@@ -15,7 +15,7 @@ import typer
 from lab.cli.console import Prefixes, colours_wanted, print_table
 from lab.cli.jobs import note_ends, say_end, state_in_words
 from lab.cli.options import JsonOption, RankOption, RunArgument, chosen_ranks
-from lab.cli.output import UNSEEN, one_line, printable
+from lab.cli.output import UNSEEN, one_line, printable, say
 from lab.errors import EXIT_INTERRUPTED
 from lab.lines import Lines
 
@@ -28,10 +28,17 @@ RUN_COLUMNS = ("RUN", "ON", "NODES", "RANKS", "STATE", "EXIT", "AGE", "JOB")
 POLL = 0.2
 """Seconds between two looks for new lines."""
 BLOCK = 1 << 16
+NEWEST = 20
+"""Runs that `lab ps` shows: with the labs above them they fit on a screen."""
 
 
-def ps(as_json: JsonOption = False) -> None:
-    """The labs that are up, and the runs of this folder."""
+def ps(
+    everything: Annotated[
+        bool, typer.Option("--all", help=f"All runs, not only the newest {NEWEST}.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """The labs that are up, and the newest runs of this folder (with --json: all)."""
     from lab.runs.directory import RunDirectory
     from lab.transport.docker import engine_answers, list_labs
 
@@ -58,7 +65,8 @@ def ps(as_json: JsonOption = False) -> None:
             _age(lab["created"]),
             lab["workdir"],
         )
-    for run in runs:
+    shown = runs if everything else runs[-NEWEST:]
+    for run in shown:
         tables[1].add_row(
             run["id"],
             run.get("on", "?"),
@@ -75,6 +83,8 @@ def ps(as_json: JsonOption = False) -> None:
             print_table(table)
         else:
             print(nothing)
+    if len(shown) < len(runs):
+        say(f"lab: the newest {len(shown)} of {len(runs)} runs; lab ps --all shows all of them")
 
 
 def _age(created: str | None) -> str:

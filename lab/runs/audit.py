@@ -55,10 +55,15 @@ class Auditing:
             saw = f"found nothing in {self._steps} step{'s' * (self._steps > 1)}"
             saw = saw if self._steps else "saw no step of an optimizer"
             return replace(verdict, summary=f"{verdict.summary}, and the audit {saw}")
-        if verdict.kind != "ok" or not errors:
+        if verdict.kind != "ok":
             return replace(verdict, findings=findings)
-        count = len(errors)
-        summary = f"{verdict.summary}, but the audit found {count} error{'s' * (count > 1)}"
+        warnings = len(findings) - len(errors)
+        counted = ((len(errors), "error"), (warnings, "warning"))
+        found = " and ".join(f"{n} {word}{'s' * (n > 1)}" for n, word in counted if n)
+        so = "but" if errors else "and"
+        summary = f"{verdict.summary}, {so} the audit found {found}"
+        if not errors:
+            return replace(verdict, summary=summary, findings=findings)
         return replace(
             verdict, kind="audit", exit_code=EXIT_AUDIT, summary=summary, findings=findings
         )
