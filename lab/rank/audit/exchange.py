@@ -41,6 +41,7 @@ WRAPPERS = (
     f"{TORCH}/distributed/algorithms/ddp_comm_hooks/",
 )
 """Whose collectives are known: gradients and parameters of DDP, FSDP, ZeRO, SyncBatchNorm."""
+OPTIMIZERS = f"{TORCH}/distributed/optim/"
 OWN = (str(Path(__file__).parent), distributed_c10d.__file__, f"{TORCH}/distributed/c10d_logger.py")
 
 
@@ -124,7 +125,8 @@ class Exchange:
         `backward`, `after` (it has ended); `parameters`, `copies` (of one rank's parameters) or
         `late` (gradients) in place of `forward`; `small`, `subgroup` (with some ranks only) and
         `point_to_point` of any phase. Next to these, all of `barrier`, of gradients that one
-        rank alone gets the sum of (`reduce`), and of broadcasts: `from 0`.
+        rank alone gets the sum of (`reduce`), of broadcasts: `from 0`, and of those of an optimizer
+        that has each rank update a part of the weights and send it to the others (`updates`).
         """
         told = self._told.get(optimizer, self._at_step[0])
         self._told[optimizer] = dict(self._sent)
@@ -150,7 +152,11 @@ class Exchange:
         self._count("point_to_point")
 
     def _on_collective(self, name: str, args: Any, kwargs: Any) -> None:
-        if not dist.is_initialized() or is_wrappers():
+        if not dist.is_initialized():
+            return
+        if wrapper := _wrapper():
+            if name == "broadcast" and wrapper.startswith(OPTIMIZERS):
+                self._count("updates")
             return
         tensor = args[0] if args else next(iter(kwargs.values()), None)
         if isinstance(tensor, list):
@@ -270,7 +276,14 @@ def _begins_as(value: Tensor, gradient: Tensor) -> bool:
 
 def is_wrappers() -> bool:
     """Whether it is not the script that called, but a wrapper of its model or optimizer."""
+    return _wrapper() is not None
+
+
+def _wrapper() -> str | None:
+    """The file of the wrapper that called; None: it was the script."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(OWN):
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith(WRAPPERS)
+    if frame is None or not frame.f_code.co_filename.startswith(WRAPPERS):
+        return None
+    return frame.f_code.co_filename

@@ -51,6 +51,7 @@ def test_each_fault_is_found_with_its_ranks_step_and_line(lab: Lab) -> None:
         ("weights-differ-at-start", everybody, 1, line["other"]),
         ("gradients-not-reduced", everybody, 1, line["step"]),
         ("gradients-not-reduced", everybody, 1, line["partly"]),
+        ("gradients-not-reduced", everybody, 1, line["owned"]),
         ("no-sync-at-step", everybody, 1, line["no_sync"]),
         ("gradients-reduced-twice", everybody, 2, line["again"]),
         ("no-gradient", everybody, 4, line["never"]),
