@@ -163,7 +163,7 @@ class Exchange:
             tensor = tensor[0] if tensor else None
         if not isinstance(tensor, Tensor) or tensor.dtype == torch.uint8:  # objects, as bytes
             return
-        small = tensor.numel() <= SMALL
+        small = tensor.numel() <= SMALL and not self._is_gradient(tensor)
         purpose = "small" if small else self._purpose(tensor)
         if name == "broadcast":
             source = args[1] if len(args) > 1 else kwargs.get("src", kwargs.get("group_src"))
@@ -212,6 +212,21 @@ class Exchange:
             return "after"  # put there by the script itself, for a step that is still to come
         most = bool(known) and size >= sum(p.numel() for p in known) / 2
         return "parameters" if most or any(p.data_ptr() == address for p in known) else self._phase
+
+    def _is_gradient(self, tensor: Tensor) -> bool:
+        """Whether this is a gradient, though it is no larger than what losses and counts are.
+
+        By its place in memory; or, between backward and step, as a copy: by a shape of rows and
+        columns that a parameter has as well.
+        """
+        for _, parameter, _ in self._parameters():
+            gradient = parameter.grad
+            if gradient is None or gradient.shape != tensor.shape:
+                continue
+            is_copy = self._phase == "after" and tensor.dim() > 1 and tensor.numel() > 1
+            if is_copy or _are_at_one_place(gradient, tensor):
+                return True
+        return False
 
     def _gradient_of(self, tensor: Tensor) -> Optimizer | None:
         """Whose gradient it is, or a copy of all of its gradients; None: nobody's."""
