@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
@@ -62,13 +61,6 @@ for _ in range(4):
     loss_of(partly).backward()
     average(list(partly.parameters())[:-1])
     optimizer.step()  # line: partly
-
-owned = Net()
-zero = ZeroRedundancyOptimizer(owned.parameters(), torch.optim.SGD, lr=0.1)
-for _ in range(4):
-    zero.zero_grad()
-    loss_of(owned).backward()
-    zero.step()  # line: owned
 
 model = DistributedDataParallel(Net())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -51,7 +51,6 @@ def test_each_fault_is_found_with_its_ranks_step_and_line(lab: Lab) -> None:
         ("weights-differ-at-start", everybody, 1, line["other"]),
         ("gradients-not-reduced", everybody, 1, line["step"]),
         ("gradients-not-reduced", everybody, 1, line["partly"]),
-        ("gradients-not-reduced", everybody, 1, line["owned"]),
         ("no-sync-at-step", everybody, 1, line["no_sync"]),
         ("gradients-reduced-twice", everybody, 2, line["again"]),
         ("no-gradient", everybody, 4, line["never"]),
@@ -217,3 +216,30 @@ dist.destroy_process_group()
     late, differ = ("gradients-not-reduced", 23), ("parameters-differ", 20)
     assert found.keys() == {late, differ}
     assert "put together after the step" in found[late]
+
+
+def test_gradients_that_nobody_reduces_under_zero(lab: Lab) -> None:
+    script = lab.script(
+        """\
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
+optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+torch.manual_seed(dist.get_rank())
+for _ in range(6):
+    optimizer.zero_grad()
+    model(torch.randn(8, 8)).square().mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+    )
+    run = lab("run", "--on", "local", "--nodes", "2", "--audit", script)
+    assert run.returncode == 66, run.stderr
+    (finding,) = _findings(lab)
+    assert (finding["kind"], finding["step"]) == ("gradients-not-reduced", 1)
+    assert (finding["ranks"], finding["line"]) == ([0, 1], 14)
