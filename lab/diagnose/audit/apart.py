@@ -227,6 +227,26 @@ def say_overwritten(seen: Seen, places: set[int], since: int, source: int) -> Fi
     )
 
 
+def say_owners_alone(seen: Seen, places: set[int], since: int) -> Finding:
+    """Each rank updates a part of the weights for all (ZeRO), by its own gradients."""
+    return Finding(
+        "gradients-not-reduced",
+        "error",
+        f"{_step_alone(seen, seen.ranks, places)}: the optimizer has each rank update a part of "
+        "the weights and send it to the others, so that each part learns from one rank's data "
+        "alone",
+        ranks=seen.ranks,
+        step=since,
+        **line_of(seen.records[seen.ranks[-1]]),
+        evidence=(
+            _gradient_norms(seen),
+            "the weights themselves stay equal, since the optimizer sends them",
+        ),
+        cure="wrap the model in DistributedDataParallel and call the wrapped one, or average the "
+        "gradients over the ranks between backward and step: ZeroRedundancyOptimizer reduces none",
+    )
+
+
 def _say_changed(seen: Seen, alone: Finding, places: Collection[int]) -> Finding:
     """Most ranks have equal gradients, which no two have by themselves."""
     others = tuple(rank for rank in seen.ranks if rank not in alone.ranks)

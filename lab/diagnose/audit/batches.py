@@ -37,6 +37,8 @@ class Batches:
         """By ranks: the last batch that they shared."""
         self._seen = 0
         self._first: dict[tuple[int, ...], Record] = {}
+        self._early: dict[tuple[int, ...], Record] = {}
+        """By ranks: the first batch they shared before anything had been exchanged."""
         self._shares_of: dict[tuple[int, ...], set[tuple[int, int] | None]] = {}
         """By ranks: how many shares their samplers deal out, and theirs; None: there is none."""
         self._samples: dict[int, set[int]] = {}
@@ -66,13 +68,18 @@ class Batches:
 
     def _judge_same(self, column: Column) -> list[Finding]:
         groups: dict[tuple[int, ...], list[int]] = {}
-        if not all(record["exchanged"] for record in column.values()):
-            return []  # where nothing is exchanged, each may compute the same for itself
         for rank in sorted(column):
             rows = column[rank]["rows"]
             if len(set(rows)) > 1 or len(rows) == 1:  # else made up: ones, zeros
                 # Ranks with weights of their own are no replicas: they may well share samples.
                 groups.setdefault((*rows, column[rank]["weights"]), []).append(rank)
+        if not all(record["exchanged"] for record in column.values()):
+            # Where nothing is exchanged, each may compute the same for itself. Or will be, but for
+            # the first batch: FSDP sends nothing before that.
+            if not self._seen:
+                for those in groups.values():
+                    self._early.setdefault(tuple(those), column[those[0]])
+            return []
         self._seen += 1
         found = []
         for what, ranks in ((what, tuple(ranks)) for what, ranks in groups.items()):
@@ -80,7 +87,7 @@ class Batches:
                 continue  # one batch for ever is for measuring
             self._before[ranks] = what[:-1]
             self._same[ranks] += 1
-            self._first.setdefault(ranks, column[ranks[0]])
+            self._first.setdefault(ranks, self._early.get(ranks, column[ranks[0]]))
             shares = (column[rank]["share"] for rank in ranks)
             self._shares_of.setdefault(ranks, set()).update(
                 None if share is None else tuple(share) for share in shares

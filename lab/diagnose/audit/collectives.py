@@ -1,7 +1,7 @@
 """Whether the ranks of a group call the same collectives in the same order."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -33,6 +33,8 @@ class Collective:
     file: str | None
     line: int | None
     function: str | None
+    text: str | None = None
+    """What the script's line says."""
 
     @property
     def what(self) -> object:
@@ -45,7 +47,7 @@ class Collective:
     @property
     def bare(self) -> "Collective":
         """What the flight recorder would say of this call."""
-        return replace(self, reduce=None, root=None)
+        return replace(self, reduce=None, root=None, text=None)
 
     def __str__(self) -> str:
         shape = "" if self.shape is None else f" {list(self.shape)}".replace(", ", ",")
@@ -59,6 +61,8 @@ Column = dict[int, tuple[Collective, int]]
 """What each rank has under one number, and at which optimizer step."""
 Group = tuple[str, tuple[int, ...]]
 Line = tuple[str | None, int | None]
+Words = tuple[str | None, str | None, str | None]
+"""What a line says, in a function of a file: the branches of an `if` may say the same."""
 
 
 class Collectives:
@@ -77,10 +81,10 @@ class Collectives:
         """The lines from which all ranks have called the same collective."""
         self._before: dict[Group, tuple[int, Column]] = {}
         """The newest that all ranks have called, with its number."""
-        self._turned: dict[Group, tuple[Finding, tuple[Line, Line]]] = {}
+        self._turned: dict[Group, tuple[Finding, tuple[Line | Words, Line | Words]]] = {}
         """Two lines that seem to be in another order; or one was left out, and all is early."""
-        self._calls: dict[Group, dict[int, Counter[Line]]] = {}
-        """By rank: how often each line has called."""
+        self._calls: dict[Group, dict[int, Counter[Line | Words]]] = {}
+        """By rank: how often each line has called, and any that says the same."""
         self._reached: dict[Group, dict[int, int]] = {}  # by rank: the highest number
 
     def feed(self, rank: int, record: Mapping[str, Any]) -> list[Finding]:
@@ -176,10 +180,11 @@ class Collectives:
             return None
         calls = self._calls.setdefault(group, {})
         for rank, (one, _) in column.items():
-            calls.setdefault(rank, Counter())[_line(one)] += 1
+            calls.setdefault(rank, Counter()).update({_line(one), _words(one)})
         if group in self._turned:
             turned, lines = self._turned[group]
-            meet = len({_line(one) for one, _ in column.values()}) == 1
+            known_by = _line if len(lines[0]) == 2 else _words
+            meet = len({known_by(one) for one, _ in column.values()}) == 1
             return turned if meet and not self._missed(group, lines) else None
         earlier, before = self._before.get(group, (0, column))
         self._before[group] = number, column
@@ -187,14 +192,13 @@ class Collectives:
             return None  # one has left something out, or has one more
         if len({one.what for each in (before, column) for one, _ in each.values()}) > 1:
             return None  # a line would send from another rank there: they send in turn
-        orders: dict[object, list[int]] = {}
-        for rank in sorted(column):
-            order = _line(before[rank][0]), _line(column[rank][0])
-            orders.setdefault(order, []).append(rank)
-        if len(orders) != 2 or order[0] == order[1] or order[::-1] not in orders:
-            return None
+        by: Callable[[Collective], Line | Words] = _line
+        if (orders := _orders(before, column, by)) is None:
+            by = _words
+            if (orders := _orders(before, column, by)) is None:
+                return None
         finding = self._say(earlier, before, orders)
-        ranks = finding.ranks if finding.innocent else orders[order]
+        ranks = finding.ranks if finding.innocent else list(orders.values())[-1]
         one, then = before[ranks[0]][0], column[ranks[0]][0]
         turned = replace(
             finding,
@@ -203,10 +207,10 @@ class Collectives:
             f"#{earlier} and #{number} of {_named(group)}",
         )
         self._suspected.setdefault(group, finding)
-        self._turned[group] = turned, (_line(one), _line(then))
+        self._turned[group] = turned, (by(one), by(then))
         return None  # until they meet again, or end
 
-    def _missed(self, group: Group, lines: tuple[Line, Line]) -> list[str]:
+    def _missed(self, group: Group, lines: Sequence[Line | Words]) -> list[str]:
         """Which of the lines some ranks have called less often than others."""
         missed = []
         for line in lines:
@@ -215,7 +219,8 @@ class Collectives:
                 ranks.setdefault(calls[line], []).append(rank)
             if len(ranks) > 1:
                 each = [f"{n} by {ranks_in_words(those)}" for n, those in sorted(ranks.items())]
-                missed.append(f"calls at {place_in_words(*line)}: {', '.join(each)}")
+                place = f"at {place_in_words(*line)}" if len(line) == 2 else f"of `{line[2]}`"
+                missed.append(f"calls {place}: {', '.join(each)}")
         return missed
 
     @staticmethod
@@ -282,6 +287,24 @@ def _named(group: Group) -> str:
 
 def _line(one: Collective) -> Line:
     return one.file, one.line
+
+
+def _words(one: Collective) -> Line | Words:
+    return (one.file, one.function, one.text) if one.text else _line(one)
+
+
+def _orders(
+    before: Column, column: Column, by: Callable[[Collective], Line | Words]
+) -> dict[object, list[int]] | None:
+    """The ranks by the order of two calls, if some have made them the other way round."""
+    orders: dict[object, list[int]] = {}
+    for rank in sorted(column):
+        order = by(before[rank][0]), by(column[rank][0])
+        orders.setdefault(order, []).append(rank)
+    one, then = order  # of the last rank
+    if len(orders) != 2 or one == then or (then, one) not in orders:
+        return None
+    return orders
 
 
 def _at(one: Collective) -> str:

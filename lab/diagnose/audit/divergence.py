@@ -19,6 +19,7 @@ from lab.diagnose.audit.apart import (
     say_differing,
     say_options,
     say_overwritten,
+    say_owners_alone,
     say_strangers,
     say_unreduced,
 )
@@ -65,6 +66,8 @@ class Divergence:
         """Those that were equal at the first step, and differed at the last."""
         self._stay_equal = 0
         """How often weights were equal after steps with gradients that were not."""
+        self._other_gradients: int | None = None
+        """The first step at which gradients differed, and weights did not."""
         self._copied: tuple[int, int] | None = None
         """Whose weights take the place of all others', and since which step."""
         self._unequal: set[int] = set()
@@ -135,6 +138,10 @@ class Divergence:
             return [say_apart(self._now, together, self._made)]
         if self._exchanged.allows_differences or not self._are_one:
             return []
+        if places := self._updated_by_owners(gradients):
+            self._said |= places
+            assert self._other_gradients is not None
+            return [say_owners_alone(self._now, places, self._other_gradients)]
         unreduced = (self._unreduced.keys() & weights) | (apart & gradients)
         late = self._exchanged.late > 1
         patient = count < PATIENCE or self._are_by_themselves
@@ -146,6 +153,15 @@ class Divergence:
     def _should_be_reduced(self, places: Collection[int]) -> bool:
         """Whether a wrapper is there to do it, and was not told to leave it out."""
         return all(self._layout.managed[place] for place in places) and self._no_sync is None
+
+    def _updated_by_owners(self, gradients: set[int]) -> set[int]:
+        """Those that stay equal, each as one rank makes it by its own gradient.
+
+        Unless gradients are sent to that rank, the others' would then be of no use to anybody.
+        """
+        if self._reduces or not self._exchanged.updates or self._stay_equal < OFTEN:
+            return set()
+        return gradients - self._apart
 
     @property
     def _reduces(self) -> bool:
@@ -185,12 +201,16 @@ class Divergence:
         if source is not None:
             if is_average and self._copied is None:
                 self._copied = source, min(self._unreduced.values(), default=self._last)
+        elif self._exchanged.updates and not self._reduces:
+            pass  # the optimizer itself makes them equal, which is no average
         elif self._exchanged.copies_now or (is_average and now.may_follow_a_collective(before)):
             self._exchanged.averages = True
         self._parted = weights - self._apart
 
     def _note_unreduced(self, count: int, gradients: set[int]) -> None:
         fresh = gradients - self._apart - self._said
+        if fresh and self._other_gradients is None:
+            self._other_gradients = count
         if fresh and len(self._now.records) >= len(self._when_unreduced.records):
             self._when_unreduced = self._now
         for place in fresh:

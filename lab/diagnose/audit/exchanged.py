@@ -23,6 +23,8 @@ class Exchanged:
     """Whether something small is put together, such as losses."""
     gradients: bool = False
     """Whether gradients are put together by hand."""
+    updates: bool = False
+    """Whether the optimizer has each rank update a part of the weights for all (ZeRO)."""
     late: int = 0
     """At how many steps gradients of the step before had been put together after it."""
     begins: bool = False
@@ -39,7 +41,8 @@ class Exchanged:
             self.begins = "forward" in sent
         self.elsewhere |= bool(sent & {"point_to_point", "subgroup"})
         self.losses |= "small" in sent
-        self.gradients |= bool(sent & {"after", "late"})
+        self.gradients |= bool(sent & {"after", "late", "reduce"})
+        self.updates |= "updates" in sent
         self.late += "late" in sent
         self.steps += 1
 

@@ -8,8 +8,10 @@ written at once, since a collective that the ranks do not agree on may never ret
 import _thread
 import functools
 import inspect
+import linecache
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,7 +59,8 @@ SHARE = 0.01
 """Of the time: what these looks may take."""
 
 Signature = tuple[Any, ...]
-"""Group, its ranks, who says so, operation, shape, dtype, reduction, root, file, line, function.
+"""Group, its ranks, who says so, operation, shape, dtype, reduction, root, file, line, function;
+of a call the text of its line.
 
 Recorded once, and from then on as its place among those that were."""
 
@@ -93,6 +96,8 @@ class Collectives:
         self._shorts: dict[Signature, int] = {}
         self._new: list[Signature] = []
         self._seen: list[tuple[int, int, int]] = []
+        self._texts: dict[tuple[str, int], str] = {}
+        """Of the lines that have called."""
         self._adding = _thread.allocate_lock()
         self._last: dict[str, int] = {}
         """By group: the number of the last entry that was read of the flight recorder."""
@@ -174,6 +179,7 @@ class Collectives:
             value = None
         reduction = argument("op")
         root = next((argument(name) for name in ROOTS if argument(name) is not None), 0)
+        site = self._recorder.site()
         signature = (
             group.group_name,
             ranks,
@@ -183,11 +189,21 @@ class Collectives:
             str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else None,
             None if reduction is None else str(reduction).rpartition(".")[2],
             root if rooted else None,
-            *self._recorder.site().values(),
+            *site.values(),
+            self._text_at(site["file"], site["line"]),
         )
         if self._add(signature, self._hooks.counts.begun(group) + 1):
             self._record()
             self._recorder.write()
+
+    def _text_at(self, file: str | None, line: int | None) -> str | None:
+        if file is None or line is None:
+            return None
+        text = self._texts.get((file, line))
+        if text is None:
+            text = linecache.getline(str(Path(START_FOLDER, file)), line).strip()
+            self._texts[file, line] = text
+        return text or None
 
     def _add(self, signature: Signature, number: int) -> bool:
         """Note a collective; whether there was none like it before."""

@@ -41,6 +41,7 @@ WRAPPERS = (
     f"{TORCH}/distributed/algorithms/ddp_comm_hooks/",
 )
 """Whose collectives are known: gradients and parameters of DDP, FSDP, ZeRO, SyncBatchNorm."""
+OPTIMIZERS = f"{TORCH}/distributed/optim/"
 OWN = (str(Path(__file__).parent), distributed_c10d.__file__, f"{TORCH}/distributed/c10d_logger.py")
 
 
@@ -124,7 +125,8 @@ class Exchange:
         `backward`, `after` (it has ended); `parameters`, `copies` (of one rank's parameters) or
         `late` (gradients) in place of `forward`; `small`, `subgroup` (with some ranks only) and
         `point_to_point` of any phase. Next to these, all of `barrier`, of gradients that one
-        rank alone gets the sum of (`reduce`), and of broadcasts: `from 0`.
+        rank alone gets the sum of (`reduce`), of broadcasts: `from 0`, and of those of an optimizer
+        that has each rank update a part of the weights and send it to the others (`updates`).
         """
         told = self._told.get(optimizer, self._at_step[0])
         self._told[optimizer] = dict(self._sent)
@@ -150,14 +152,18 @@ class Exchange:
         self._count("point_to_point")
 
     def _on_collective(self, name: str, args: Any, kwargs: Any) -> None:
-        if not dist.is_initialized() or is_wrappers():
+        if not dist.is_initialized():
+            return
+        if wrapper := _wrapper():
+            if name == "broadcast" and wrapper.startswith(OPTIMIZERS):
+                self._count("updates")
             return
         tensor = args[0] if args else next(iter(kwargs.values()), None)
         if isinstance(tensor, list):
             tensor = tensor[0] if tensor else None
         if not isinstance(tensor, Tensor) or tensor.dtype == torch.uint8:  # objects, as bytes
             return
-        small = tensor.numel() <= SMALL
+        small = tensor.numel() <= SMALL and not self._is_gradient(tensor)
         purpose = "small" if small else self._purpose(tensor)
         if name == "broadcast":
             source = args[1] if len(args) > 1 else kwargs.get("src", kwargs.get("group_src"))
@@ -206,6 +212,21 @@ class Exchange:
             return "after"  # put there by the script itself, for a step that is still to come
         most = bool(known) and size >= sum(p.numel() for p in known) / 2
         return "parameters" if most or any(p.data_ptr() == address for p in known) else self._phase
+
+    def _is_gradient(self, tensor: Tensor) -> bool:
+        """Whether this is a gradient, though it is no larger than what losses and counts are.
+
+        By its place in memory; or, between backward and step, as a copy: by a shape of rows and
+        columns that a parameter has as well.
+        """
+        for _, parameter, _ in self._parameters():
+            gradient = parameter.grad
+            if gradient is None or gradient.shape != tensor.shape:
+                continue
+            is_copy = self._phase == "after" and tensor.dim() > 1 and tensor.numel() > 1
+            if is_copy or _are_at_one_place(gradient, tensor):
+                return True
+        return False
 
     def _gradient_of(self, tensor: Tensor) -> Optimizer | None:
         """Whose gradient it is, or a copy of all of its gradients; None: nobody's."""
@@ -270,7 +291,14 @@ def _begins_as(value: Tensor, gradient: Tensor) -> bool:
 
 def is_wrappers() -> bool:
     """Whether it is not the script that called, but a wrapper of its model or optimizer."""
+    return _wrapper() is not None
+
+
+def _wrapper() -> str | None:
+    """The file of the wrapper that called; None: it was the script."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(OWN):
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith(WRAPPERS)
+    if frame is None or not frame.f_code.co_filename.startswith(WRAPPERS):
+        return None
+    return frame.f_code.co_filename

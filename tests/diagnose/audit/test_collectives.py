@@ -20,9 +20,10 @@ def signature(
     source: str = "call",
     group: str = "0",
     ranks: tuple[int, ...] = WORLD,
+    text: str | None = None,
 ) -> list[Any]:
     shape = [4, 64] if shape is None else shape
-    return [group, ranks, source, op, shape, dtype, reduce, None, "train.py", line, "main"]
+    return [group, ranks, source, op, shape, dtype, reduce, None, "train.py", line, "main", text]
 
 
 def record(*calls: tuple[list[Any], int, int]) -> dict[str, Any]:
@@ -116,6 +117,15 @@ def test_what_was_left_out_is_not_told_as_another_order() -> None:
     assert finding.evidence[-1] == "calls at train.py:9: 3 by rank 1, 4 by ranks 0, 2"
 
 
+def test_lines_that_say_the_same_are_lines_of_their_own() -> None:
+    def told(*lines: int) -> dict[str, Any]:
+        return in_branch(*((line, "all_reduce(t)") for line in lines))
+
+    usual = told(6, 9, 6, 9, 6, 9, 6, 9)
+    (finding,) = found(usual, told(6, 9, 6, 6, 9, 6, 9, 12), usual, close=True)
+    assert "other way round" not in finding.summary
+
+
 def test_lines_in_another_order_each_time_are_told_at_the_end() -> None:
     (finding,) = found(in_lines(6, 9, 6, 9), in_lines(9, 6, 9, 6), in_lines(6, 9, 6, 9), close=True)
     assert "the other way round" in finding.summary
@@ -136,6 +146,29 @@ def test_two_lines_in_another_order_get_each_others_tensors() -> None:
     branch = record((signature(line=20), 5, 1), (signature(line=21), 6, 1), (loss, 7, 2))
     late = record((accuracy, 5, 2), (loss, 6, 2), (loss, 7, 2))
     assert found(usual, branch, usual) == found(usual, late, usual) == []
+
+
+def in_branch(*calls: tuple[int, str | None]) -> dict[str, Any]:
+    """All-reduces of one shape in one step: the line of each, and what it says."""
+    told = [signature(line=line, text=text) for line, text in calls]
+    return record(*((one, number, 2) for number, one in enumerate(told, start=1)))
+
+
+def test_branches_that_say_the_same_in_another_order_get_each_others_tensors() -> None:
+    first = in_branch((12, "all_reduce(loss)"), (13, "all_reduce(accuracy)"))
+    others = in_branch((15, "all_reduce(accuracy)"), (16, "all_reduce(loss)"))
+    (finding,) = found(others, first, others, close=True)
+    assert (finding.kind, finding.ranks, finding.line) == ("mismatched-collective", (1,), 12)
+    assert "the other way round" in finding.summary
+
+
+@pytest.mark.parametrize("words", ["ab-ab", "ab-cd", "tt-tt"])
+def test_branches_are_left_alone_where_their_words_do_not_tell(words: str) -> None:
+    """In one order, in words of their own, or in words that say the same of both."""
+    one, other = words.split("-")
+    first = in_branch(*enumerate(one, start=12))
+    second = in_branch(*enumerate(other, start=15))
+    assert found(first, second, first, close=True) == []
 
 
 def test_ranks_that_send_in_turn_are_in_one_order() -> None:

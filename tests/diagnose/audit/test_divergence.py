@@ -66,6 +66,19 @@ def test_one_rank_begins_with_other_weights() -> None:
     assert finding.summary.startswith("rank 1 begins with other weights")
 
 
+def test_owners_that_update_weights_by_their_own_gradients_alone() -> None:
+    """As ZeRO does where nothing reduces: weights stay equal, and gradients never are."""
+    steps = [(_same(n, n + 1), _own(20 * n)) for n in range(1, 9)]
+    (finding,) = _judge(steps, exchanged={"updates": 2})
+    assert (finding.kind, finding.severity) == ("gradients-not-reduced", "error")
+    assert (finding.ranks, finding.step) == ((0, 1, 2), 1)
+    assert "learns from one rank's data alone" in finding.summary
+    # Gradients may be sent to the owner alone; and an average of weights is one (local SGD).
+    assert _judge(steps, exchanged={"updates": 2, "small": 2, "reduce": 2}) == []
+    assert _judge(steps, exchanged={"updates": 2, "parameters": 2}) == []
+    assert _judge(steps, laid_out=layout(managed=[True, True]), exchanged={"updates": 2}) == []
+
+
 def test_a_difference_of_rounding_is_a_warning() -> None:
     weights = {0: (20_000_000, 2), 1: (20_000_000, 2), 2: (20_000_002, 2)}
     (finding,) = _judge(

@@ -53,6 +53,18 @@ def test_the_same_batches_are_said_while_the_run_goes_on() -> None:
     assert finding.line == 5
 
 
+def test_the_first_batch_is_counted_though_nothing_had_been_exchanged_before_it() -> None:
+    """As under FSDP, which sends nothing when it is constructed."""
+    judge = Batches(2)
+    found = []
+    for step in range(1, 5):
+        rows = [10 * step + n for n in range(8)]
+        for rank in range(2):
+            found += judge.feed(rank, batch(step, rows, exchanged=step > 1))
+    (finding,) = found
+    assert (finding.kind, finding.step) == ("same-batch", 1)
+
+
 def test_the_same_batches_by_the_same_share_of_a_sampler_are_said_to_be_so() -> None:
     judge = Batches(4)
     found = []

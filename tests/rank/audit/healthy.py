@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZeRO
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
@@ -100,6 +101,9 @@ for stage in (1, 2):
         model.parameters(), torch.optim.Adam, stage=stage, model=model if stage == 2 else None
     )
     train(f"zero {stage}", model, zero)
+
+kept = DistributedDataParallel(net())
+train("torch's zero", kept, TorchZeRO(kept.parameters(), torch.optim.Adam))
 
 accumulated = DistributedDataParallel(net())
 optimizer: torch.optim.Optimizer = torch.optim.SGD(accumulated.parameters(), lr=0.1)

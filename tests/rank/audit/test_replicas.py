@@ -178,3 +178,68 @@ dist.destroy_process_group()
     assert found.keys() == {unwaited, late}
     assert "without waiting for" in found[unwaited]
     assert "after the step" in found[late]
+
+
+def test_gradients_as_small_as_losses_are_gradients(lab: Lab) -> None:
+    """In place after the step; and as copies, where one rank leaves a step out."""
+    script = lab.script(
+        """\
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+models = [nn.Linear(10, 2), nn.Linear(10, 2)]
+torch.manual_seed(dist.get_rank())
+for name, model in zip(("late", "left out"), models):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(8, 10)).square().mean().backward()
+        if name == "left out":
+            for parameter in model.parameters():
+                copy = parameter.grad.clone()
+                dist.all_reduce(copy)
+                parameter.grad.copy_(copy)
+        if name == "late" or step != 1 or dist.get_rank():
+            optimizer.step()
+        if name == "late":
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+dist.destroy_process_group()
+"""
+    )
+    run = lab("run", "--on", "local", "--nodes", "2", "--audit", script)
+    assert run.returncode == 66, run.stderr
+    found = {(f["kind"], f["line"]): f["summary"] for f in _findings(lab)}
+    late, differ = ("gradients-not-reduced", 23), ("parameters-differ", 20)
+    assert found.keys() == {late, differ}
+    assert "put together after the step" in found[late]
+
+
+def test_gradients_that_nobody_reduces_under_zero(lab: Lab) -> None:
+    script = lab.script(
+        """\
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
+optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+torch.manual_seed(dist.get_rank())
+for _ in range(6):
+    optimizer.zero_grad()
+    model(torch.randn(8, 8)).square().mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+    )
+    run = lab("run", "--on", "local", "--nodes", "2", "--audit", script)
+    assert run.returncode == 66, run.stderr
+    (finding,) = _findings(lab)
+    assert (finding["kind"], finding["step"]) == ("gradients-not-reduced", 1)
+    assert (finding["ranks"], finding["line"]) == ([0, 1], 14)
