@@ -1,6 +1,7 @@
 """Beginning again: after a failure, and on another port."""
 
 import json
+import os
 import socket
 
 import pytest
@@ -98,7 +99,7 @@ def test_the_holder_of_a_fixed_port_is_named(lab: Lab) -> None:
         done = lab("run", script)
     assert done.returncode == 1
     assert f"port {port} is taken by pid" in done.stderr
-    assert "pytest" in done.stderr
+    assert f"by pid {os.getpid()} " in done.stderr
     assert done.stdout == ""
 
 
