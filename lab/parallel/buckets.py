@@ -16,7 +16,7 @@ MEBIBYTE = 1024 * 1024
 
 BUCKETS = 16
 """How many `default_cap_mb` aims at."""
-SMALLEST_MB, LARGEST_MB = 4.0, 25.0
+SMALLEST_MB, LARGEST_MB = 3.0, 25.0
 """Below, messages cost more than overlap gains; from there on larger ones gain nothing."""
 
 
@@ -125,11 +125,11 @@ class Bucket:
 
 
 def default_cap_mb(parameters: Sequence[nn.Parameter]) -> float:
-    """MiB for a bucket where the user has no opinion: a 16th of the gradients, from 4 to 25.
+    """MiB for a bucket where the user has no opinion: a 16th of the gradients, from 3 to 25.
 
     Torch's default is 25 after a first bucket of 1. A model of 18 MiB then has next to no overlap,
-    for its gradients travel when backward has ended. Smaller ones than 4 take no less time where
-    the link has 1 Gbit, and more where it is fast (`lab bench ddp --only buckets`).
+    for its gradients travel when backward has ended. Buckets of 2 gain some more where the link has
+    1 Gbit, and cost a tenth of a step where it is fast (`lab bench ddp --only step`).
     """
     total = sum(parameter.nbytes for parameter in parameters) / MEBIBYTE
     return min(max(total / BUCKETS, SMALLEST_MB), LARGEST_MB)

@@ -22,7 +22,7 @@ Names and defaults of the arguments are torch's (torch/nn/parallel/distributed.p
 - Buffers are broadcast by each forward that leads to averaging, and by no other: one rank alone may
   evaluate under torch.no_grad(). torch broadcasts in the first forward after a step.
 - Gradients are always views of buckets: they cost no second copy.
-- `bucket_cap_mb=None` makes buckets of 4 MiB of a small model, so that they overlap with backward.
+- `bucket_cap_mb=None` makes buckets of 3 MiB of a small model, so that they overlap with backward.
 - `state_dict` has the bare model's keys; loading takes torch's `module.` keys as well.
 - torch.distributed.checkpoint.state_dict unwraps torch's class only: give it `model.module`.
 - Sums first and divides then, as one process would; torch divides first. See `mean`.

@@ -37,7 +37,7 @@ def test_without_an_opinion_a_model_gets_16_buckets() -> None:
         return [nn.Parameter(torch.empty(int(mebibytes * MEBIBYTE) // 4, device="meta"))]
 
     assert default_cap_mb(of(160)) == 10
-    assert default_cap_mb(of(8)) == 4, "not smaller"
+    assert default_cap_mb(of(8)) == 3, "not smaller"
     assert default_cap_mb(of(1000)) == 25, "not larger"
 
 
