@@ -28,7 +28,8 @@ def lines_of(finding: "Finding", colour: bool = False) -> list[str]:
         below.insert(0, f"at {place}" + (f", step {finding.step}" if finding.step else ""))
     if finding.cure:
         below.append(f"cure: {finding.cure}")
-    first = f"{on}lab: {finding.kind}:{off} {one_line(finding.summary)}"
+    how = "warning: " if finding.severity == "warning" else ""
+    first = f"{on}lab: {how}{finding.kind}:{off} {one_line(finding.summary)}"
     return [first, *(f"  {one_line(line)}" for line in below)]
 
 

@@ -31,6 +31,10 @@ def test_the_sentence_comes_first_then_who_waits_then_what_was_seen_then_the_cur
     ]
 
 
+def test_a_warning_says_so_without_colours() -> None:
+    assert lines_of(Finding("slow", "warning", "?")) == ["lab: warning: slow: ?"]
+
+
 def test_the_time_since_when_ranks_wait_is_that_of_the_day() -> None:
     waits = Innocent((1,), "waits in barrier #4", since=1_700_000_000.9)
     shown = lines_of(Finding("unknown", "warning", "?", innocent=(waits,)))
