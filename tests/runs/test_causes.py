@@ -192,7 +192,7 @@ if dist.get_rank() == 0:
         "warning",
     )
     assert "5 on rank 0, 4 on rank 1" in why["evidence"][-1]
-    assert "lab: mismatched-collective: rank 1 called 4 collectives" in done.stderr
+    assert "lab: warning: mismatched-collective: rank 1 called 4 collectives" in done.stderr
     assert "2 ranks ended well" in done.stderr.splitlines()[-1]
     assert lab("why").stdout.startswith("lab: mismatched-collective")
 
