@@ -194,7 +194,7 @@ if dist.get_rank() == 0:
     assert "5 on rank 0, 4 on rank 1" in why["evidence"][-1]
     assert "lab: warning: mismatched-collective: rank 1 called 4 collectives" in done.stderr
     assert "2 ranks ended well" in done.stderr.splitlines()[-1]
-    assert lab("why").stdout.startswith("lab: mismatched-collective")
+    assert lab("why").stdout.startswith("lab: warning: mismatched-collective")
 
 
 def test_where_a_fatal_signal_met_a_rank_is_told(lab: Lab) -> None:
