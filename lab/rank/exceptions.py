@@ -51,9 +51,14 @@ def handled(start_folder: str) -> dict[int, Told]:
         if isinstance(error, tuple):  # Python 3.11
             error = error[1]
         trace = getattr(error, "__traceback__", None)
-        if any(is_users(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(trace)):
+        if is_of_user(trace):
             found[ident] = described(error, trace, start_folder, _plain_text)
     return found
+
+
+def is_of_user(trace: TracebackType | None) -> bool:
+    """Whether it has come through a line of the user's own code."""
+    return any(is_users(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(trace))
 
 
 def described(

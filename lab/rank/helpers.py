@@ -9,12 +9,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from .endings import told as endings
-from .exceptions import described
-from .frames import is_users
+from .exceptions import described, is_of_user
 
 MOST = 32
 """How many threads are told of, and how many processes."""
@@ -62,7 +60,7 @@ def _note(thread: threading.Thread, start_folder: str) -> None:
     error = sys.exc_info()[1]
     if error is None or isinstance(error, SystemExit) or len(_ended) >= MOST:
         return  # a thread may end by sys.exit(), and Python says nothing of that either
-    if not _is_of_user(error.__traceback__):
+    if not is_of_user(error.__traceback__):
         return  # a library's own affair
     try:
         exception = described(error, error.__traceback__, start_folder)
@@ -70,14 +68,6 @@ def _note(thread: threading.Thread, start_folder: str) -> None:
         return
     exception["message"] = exception["message"][:MESSAGE]
     _ended.append({"name": thread.name, "exception": exception, "time": time.time()})
-
-
-def _is_of_user(trace: TracebackType | None) -> bool:
-    while trace is not None:
-        if is_users(trace.tb_frame.f_code.co_filename):
-            return True
-        trace = trace.tb_next
-    return False
 
 
 def _processes() -> list[Told]:

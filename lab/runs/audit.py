@@ -62,11 +62,9 @@ class Auditing:
         found = " and ".join(f"{n} {word}{'s' * (n > 1)}" for n, word in counted if n)
         so = "but" if errors else "and"
         summary = f"{verdict.summary}, {so} the audit found {found}"
-        if not errors:
-            return replace(verdict, summary=summary, findings=findings)
-        return replace(
-            verdict, kind="audit", exit_code=EXIT_AUDIT, summary=summary, findings=findings
-        )
+        if errors:
+            verdict = replace(verdict, kind="audit", exit_code=EXIT_AUDIT)
+        return replace(verdict, summary=summary, findings=findings)
 
     def _say(self, findings: Sequence[Finding]) -> None:
         assert self._audit is not None
